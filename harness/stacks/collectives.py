@@ -79,15 +79,17 @@ def unwaited() -> int:
     return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
-def flattened(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Flatten a mesh into one dimension of that name."""
-    flat: DeviceMesh = mesh._flatten(name)
+def flattened(mesh: DeviceMesh, name: str | None = None, **options: Any) -> DeviceMesh:
+    """Flatten a mesh into one dimension of that name. ``options``: ``backend_override``."""
+    flat: DeviceMesh = mesh._flatten(name, **options)
     return flat
 
 
-def unflattened(mesh: DeviceMesh, dim: int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
-    """Divide a dimension of a mesh into several, of these sizes and names."""
-    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), names)  # type: ignore[arg-type]  # a list will do
+def unflattened(
+    mesh: DeviceMesh, dim: int | str, sizes: Sequence[int], names: Sequence[str], **options: Any
+) -> DeviceMesh:
+    """Divide a dimension of a mesh into several, of these sizes and names. ``options``: ``backend_override``."""
+    divided: DeviceMesh = mesh._unflatten(dim, tuple(sizes), names, **options)  # type: ignore[arg-type]  # a list will do
     return divided
 
 

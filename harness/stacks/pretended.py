@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["FakeTensorMode", "mark_of", "options", "pretended"]
 
 FIRST_NAME = 1_000_000
 """Groups are named by numbers from here on, so that no name is one of the process's own."""
@@ -42,3 +46,19 @@ def pretended(rank: int, size: int) -> Iterator[None]:
             registry["_unregister_process_group"](name)
         registry.update(kept)
         registry["_update_default_pg"](own)
+
+
+def options(mark: int = 0, *, refuses: bool = False) -> Any:
+    """Return options for a group of a pretended world. ``refuses``: its collectives raise an error."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    backend: Any = FakeProcessGroup  # torch's stubs know it only as a backend
+    made = backend.Options()
+    made.fake_option, made.error_on_collective = mark, refuses
+    return made
+
+
+def mark_of(group: Any) -> int | None:
+    """Return the mark of the options that a group of a pretended world was made with, None if it has none."""
+    found = group._get_backend(torch.device("cpu")).options
+    return None if found is None else int(found.fake_option)

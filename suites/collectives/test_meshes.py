@@ -354,6 +354,9 @@ def test_refused_meshes(rank: Rank) -> None:
         "override of no dimension": lambda: init_device_mesh(
             device, (2, 2), mesh_dim_names=("a", "b"), backend_override={"c": dist.get_backend()}
         ),
+        "override of no number": lambda: init_device_mesh(
+            device, (2, 2), mesh_dim_names=("a", "b"), backend_override={2: dist.get_backend()}
+        ),
         "override twice": lambda: init_device_mesh(
             device, (2, 2), mesh_dim_names=("a", "b"), backend_override={"a": dist.get_backend(), 0: dist.get_backend()}
         ),
@@ -516,6 +519,33 @@ def test_dimensions_of_all_ranks(rank: Rank) -> None:
 
 def _world() -> Any:
     return dist.group.WORLD
+
+
+@requirement(
+    "COLL-MESH-27",
+    "A mesh that is made without a default group makes one, of the ranks that the environment variables describe.",
+    source="torch.distributed.device_mesh.init_device_mesh: 'If no process group is found, init_device_mesh will "
+    "initialize distributed process group/groups'; test_device_mesh.py: test_init_process_group",
+)
+@pytest.mark.world(2, env={"TORCHELASTIC_USE_AGENT_STORE": "True"})
+def test_without_a_default_group(world: World) -> None:
+    """Make a mesh when there is no group, and others in both ways afterwards, which use the group that is there."""
+
+    def body(rank: Rank) -> None:
+        device = rank.device.type
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        mesh = init_device_mesh(device, (2, 1), mesh_dim_names=("a", "b"))
+        assert (dist.get_rank(), dist.get_world_size()) == (rank.index, 2)
+        made = dist.group.WORLD
+        assert total(rank, made) == 11
+        check(rank, mesh, torch.tensor([[0], [1]]), ("a", "b"), "without a group")
+        check(rank, DeviceMesh(device, [[0, 1]]), torch.tensor([[0, 1]]), None, "with the group")
+        check(rank, init_device_mesh(device, (2,)), torch.arange(2), None, "with the group")
+        assert dist.group.WORLD is made
+
+    world.run(body)
 
 
 @requirement(

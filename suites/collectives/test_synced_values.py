@@ -92,3 +92,36 @@ def test_failures(rank: Rank) -> None:
                 call()
         collective_utils.all_gather_object_enforce_type(pg, [None, None], own, lambda one, other: True)
         assert collective_utils.all_gather(rank.index, pg=pg) == [0, 1]
+
+
+@requirement(
+    "COLL-OBJECT-26",
+    "collective_utils.all_gather returns every rank's value in the group's order, whatever the value.",
+    source="torch.distributed.collective_utils.all_gather: 'a list of synced data from all ranks'",
+)
+@requirement(
+    "COLL-OBJECT-27",
+    "collective_utils.broadcast returns the source's value on every rank, whatever the value.",
+    source="torch.distributed.collective_utils.broadcast: 'the value after synchronization'",
+)
+@spmd(1)
+def test_without_a_group(rank: Rank) -> None:
+    """Without pg, nothing needs a default group, neither values nor errors; what fails is told by its error."""
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+    def fails() -> Any:
+        raise KeyError("no such value")
+
+    try:
+        for value in (7, None, lambda: 7):
+            right = value() if callable(value) else value
+            assert collective_utils.broadcast(value) == right
+            assert collective_utils.all_gather(value) == [right]
+        for call in (collective_utils.broadcast, collective_utils.all_gather):
+            with pytest.raises(RuntimeError, match="no such value"):
+                call(fails)
+        assert not dist.is_initialized()
+    finally:
+        store = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=0, world_size=1)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import unwaited
+from harness.stacks.collectives import functional, unwaited
 from suites.dynamo.backends import INDUCTOR
 
 LOCAL = 2
@@ -81,6 +81,41 @@ def test_given(world: World, backend: str, form: str) -> None:
                         right, result.to_local() if isinstance(result, DTensor) else result, f"{move}, call {call}"
                     )
                 assert counter.graphs == 1
+
+    world.run(body)
+
+
+def views(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return views of a tensor of two rows and three columns, and something that is none."""
+    return [x.unsqueeze(0), x.view(-1), x.t(), x[1:], x[:, 1], x * 2]
+
+
+@requirement(
+    "DYN-TANGENT-01",
+    "Gradients pass through compiled code that is given the pending result of a collective, also to views of it.",
+    source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor; torch/_functorch/_aot_autograd: "
+    "tangents; test_c10d_functional_native.py: test_act_compile_backward_tangent_mismatch",
+)
+@pytest.mark.world(2)
+def test_gradients_of_views(world: World) -> None:
+    """Use one of the views or all; what is given is pending, waited for, and pending again."""
+
+    def body(rank: Rank) -> None:
+        function, _ = dynamo.compiled(views, backend="aot_eager")
+        for call, late in enumerate((True, False, True)):
+            for some in ([0], [1, 2], range(6)):
+                found = []
+                for use in (views, function):
+                    x = numbers(MOVES[0], rank, call).repeat(6).view(2, 3).requires_grad_()
+                    given = functional.all_reduce(x, "sum", rank.group)
+                    results = use(given if late else functional.wait_tensor(given))
+                    loss: Any = sum((results[i] * (i + rank.index + 1)).sum() for i in some)
+                    loss.backward()
+                    assert x.grad is not None
+                    found.append([x.grad, *[(result * 1).detach() for result in results]])
+                    assert unwaited() == 0
+                for one, other in zip(*found, strict=True):
+                    assert_same(one.cpu(), other, f"views {some}, call {call}")
 
     world.run(body)
 
