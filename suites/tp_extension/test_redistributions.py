@@ -213,6 +213,7 @@ def test_waiting(world: World) -> None:
     world.run(body)
 
 
+BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 DTYPES = (torch.complex64, torch.complex128, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
@@ -220,6 +221,11 @@ DTYPES = (torch.complex64, torch.complex128, torch.float16, torch.int64, torch.i
     "TP-MOVE-16",
     "redistribute keeps the values of complex numbers, half precision, integers or truth values, and their gradients.",
     source=SOURCE,
+)
+@requirement(
+    "TP-MOVE-17",
+    "Integers that are partial by a bitwise operation are reduced by it, to replicas or to shards.",
+    source="torch.distributed.tensor.Partial: reduce_op",
 )
 @pytest.mark.world(2)
 def test_other_dtypes(world: World) -> None:
@@ -241,5 +247,9 @@ def test_other_dtypes(world: World) -> None:
                 moved.backward(distribute_tensor(whole, rank.mesh(), [target], src_data_rank=None))
                 gradient: Any = tensor.grad
                 assert_same(whole, gradient.full_tensor(), f"gradient of {what}")
+        for (op, combine), dtype, target in itertools.product(BITWISE.items(), (torch.int64, torch.uint8), places):
+            own = [(numbers(5, 3) * times).to(rank.device).to(dtype) for times in (3, 5)]
+            moved = DTensor.from_local(own[rank.index], rank.mesh(), [Partial(op)]).redistribute(placements=[target])
+            assert_same(part(combine(*own), rank, target), moved.to_local() + 0, f"{op} of {dtype} to {target}")
 
     world.run(body)
