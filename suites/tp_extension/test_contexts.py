@@ -305,8 +305,8 @@ def test_implicit_replication(world: World) -> None:
     "test_auto_implicit_replication",
 )
 @requirement(
-    "TP-MIX-04",
-    "In implicit_replication, plain tensors of fewer dimensions or of size one are broadcast to a DTensor.",
+    "TP-MIX-01",
+    "In implicit_replication, a plain tensor with a DTensor counts as replicated, in results and gradients.",
     source="torch.distributed.tensor.experimental.implicit_replication",
 )
 @pytest.mark.world(2)

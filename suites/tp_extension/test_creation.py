@@ -103,7 +103,9 @@ def test_distribute_tensor(world: World) -> None:
             what = f"{layout}, {grad=}, {source=}"
             own = whole + 100 * rank.index
             given = own.clone().requires_grad_(grad)
+            at = messages.mark()
             found = distribute_tensor(given, mesh, [layout], src_data_rank=source)
+            assert len(messages.since(at)) == (source is not None), what
             positive = Shard(layout.dim % 2) if isinstance(layout, Shard) else layout
             assert found.placements == (positive,), what
             assert (found.requires_grad, found.is_leaf) == (grad, True), what
@@ -119,6 +121,9 @@ def test_distribute_tensor(world: World) -> None:
             assert distribute_tensor(found, mesh, [positive]) is found, what
         with mesh:
             assert_same(whole, distribute_tensor(whole + rank.index).to_local(), "context")
+            with rank.mesh(1, 2) as inner:
+                assert distribute_tensor(whole, placements=[Replicate(), Shard(0)]).device_mesh == inner
+            assert distribute_tensor(whole, placements=[Shard(0)]).device_mesh == mesh
         leaf = whole.clone().requires_grad_()
         for wrong in (leaf * 2, leaf[1:], leaf.t(), leaf.to(torch.float64)):
             for layout in LAYOUTS:
@@ -144,6 +149,8 @@ def test_distribute_tensor(world: World) -> None:
         for bad in [], [Shard(0), Replicate()]:
             with pytest.raises(ValueError, match="length"):
                 distribute_tensor(whole, mesh, bad)
+        with pytest.raises(ValueError, match="Partial"):
+            distribute_tensor(whole, mesh, [Partial("product")])
 
     world.run(body)
 
@@ -287,12 +294,13 @@ def test_run_check(world: World) -> None:
 
 @requirement(
     "TP-MAKE-08",
-    "from_local refuses a DTensor, a shape without a stride, and, with run_check, parts that differ in size or dtype.",
+    "from_local refuses a DTensor, a shape without a stride, and, with run_check, parts of another size, stride, "
+    "dtype or requires_grad.",
     source=f"{SOURCE}.DTensor.from_local",
 )
 @pytest.mark.world(2)
 def test_refused_parts(world: World) -> None:
-    """Ranks have different numbers of rows, or different dtypes."""
+    """Ranks have different numbers of rows, dtypes, strides or requires_grad, which is not seen without run_check."""
 
     def body(rank: Rank) -> None:
         mesh, x = rank.mesh(), numbers(2, 3).to(rank.device)
@@ -304,7 +312,15 @@ def test_refused_parts(world: World) -> None:
         for options in {"shape": torch.Size((4, 3))}, {"stride": (3, 1)}:
             with pytest.raises(RuntimeError, match="shape and stride"):
                 DTensor.from_local(x, mesh, [Shard(0)], **options)  # type: ignore[arg-type]
-        for wrong in (x[rank.index :], x.double() if rank.index else x):
+        square = numbers(3, 3).to(rank.device)
+        wrongs = (
+            x[rank.index :],
+            x.double() if rank.index else x,
+            square.t() if rank.index else square,
+            x.clone().requires_grad_(rank.index == 0),
+        )
+        for wrong in wrongs:
+            DTensor.from_local(wrong, mesh, [Shard(0)])
             with pytest.raises((ValueError, RuntimeError, AssertionError)):
                 DTensor.from_local(wrong, mesh, [Shard(0)], run_check=True)
 

@@ -129,7 +129,7 @@ KINDS: tuple[Placement, ...] = (
 )
 @pytest.mark.world(1)
 def test_equal_placements(world: World) -> None:
-    """Compare placements with each other, and with new ones, copies and unpickled ones; ask each of which kind it is."""
+    """Compare placements with each other, with copies and with unpickled ones; ask each of which kind it is."""
 
     def body(rank: Rank) -> None:
         for placement in KINDS:
@@ -153,13 +153,9 @@ def test_equal_placements(world: World) -> None:
 
 @requirement(
     "TP-META-01",
-    "A DTensor on the meta device is made in its layout without communication, and empty_like gives it memory.",
+    "A DTensor or module on the meta device gets its layout without communication, and trains as another once it has "
+    "values.",
     source="torch.distributed.tensor: distribute_tensor, DTensor.from_local; torch.empty_like",
-)
-@requirement(
-    "TP-META-02",
-    "A module that is distributed or parallelized on the meta device trains as one with memory once it has values.",
-    source="torch.distributed.tensor: distribute_module; torch.nn.Module.to_empty",
 )
 @pytest.mark.world(2)
 def test_without_memory(world: World) -> None:

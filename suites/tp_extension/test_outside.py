@@ -49,16 +49,12 @@ def check(rank: Rank, found: DTensor, whole: torch.Tensor, mesh: DeviceMesh, wha
 
 @requirement(
     "TP-OUT-01",
-    "On a rank outside its mesh, a DTensor has the size of the whole and an empty local tensor, whatever made it.",
+    "On a rank outside its mesh, a DTensor has the whole's size but no elements, and what is done with it neither "
+    "computes nor communicates.",
     source=SOURCE,
 )
 @requirement(
     "TP-OUT-02",
-    "On a rank outside its mesh, operators on a DTensor and redistribute neither compute nor communicate.",
-    source=SOURCE,
-)
-@requirement(
-    "TP-OUT-03",
     "torch.equal of DTensors gives a rank outside their mesh the answer of all ranks of the mesh.",
     source=SOURCE,
 )

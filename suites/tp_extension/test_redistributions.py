@@ -15,6 +15,7 @@ from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.collectives import flattened, unwaited
+from harness.stacks.tp_extension import StridedShard
 
 SOURCE = "torch.distributed.tensor.DTensor.redistribute"
 WHOLE, ROWS, COLUMNS, SLICES, SUM = Replicate(), Shard(0), Shard(1), Shard(2), Partial()
@@ -41,13 +42,9 @@ def pairs(dims: int, every: int) -> Iterator[tuple[Layout, Layout]]:
 
 @requirement(
     "TP-MOVE-10",
-    "redistribute between any two layouts of a mesh of several dimensions gives each rank its part of the same value.",
+    "redistribute between any two layouts of several mesh dimensions gives each rank its part of the value, and over "
+    "a last dimension of one rank communicates nothing.",
     source=f"{SOURCE}: either on 1-D or N-D DeviceMesh",
-)
-@requirement(
-    "TP-MOVE-11",
-    "redistribute over a last mesh dimension of one rank communicates nothing.",
-    source=SOURCE,
 )
 @pytest.mark.world(4)
 def test_several_dimensions(world: World) -> None:
@@ -55,7 +52,9 @@ def test_several_dimensions(world: World) -> None:
 
     def body(rank: Rank) -> None:
         square, deep = rank.mesh(2, 2, names=("a", "b")), rank.mesh(2, 1, 2, names=("c", "d", "e"))
-        for mesh, moves in (square, list(pairs(2, 7))), (deep, list(pairs(3, 61))[::5]):
+        strided = [(StridedShard(dim, split_factor=2), Shard(dim)) for dim in (0, 1)]
+        nested = [move for layout in strided for move in (((WHOLE, WHOLE), layout), (layout, (WHOLE, WHOLE)))]
+        for mesh, moves in (square, [*pairs(2, 7), *nested * 2]), (deep, list(pairs(3, 61))[::5]):
             for i, (source, target) in enumerate(moves):
                 if i == len(moves) // 2:
                     flattened(mesh, "all")
@@ -94,7 +93,7 @@ APART: list[tuple[Layout, Layout]] = [
 
 
 @requirement(
-    "TP-MOVE-12",
+    "TP-MOVE-11",
     "Once mesh dimensions are flattened into one, redistribute takes one collective where it took the same over each.",
     source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions",
 )
@@ -123,14 +122,10 @@ def test_collectives_over_flattened_dimensions(world: World) -> None:
 
 
 @requirement(
-    "TP-MOVE-13",
-    "redistribute refuses, before it communicates, to make values partial, or partial by another operation.",
+    "TP-MOVE-12",
+    "redistribute refuses to make values partial, before it communicates, and keeps what is already partial so, with "
+    "its gradient.",
     source=f"{SOURCE}: redistributing to Partial is for internal use only",
-)
-@requirement(
-    "TP-MOVE-14",
-    "redistribute to the partial placements that a tensor has changes neither values nor gradients, nor communicates.",
-    source=SOURCE,
 )
 @pytest.mark.world(2)
 def test_partial_values(world: World) -> None:
@@ -178,7 +173,7 @@ MOVES: list[tuple[Placement, Placement]] = [(ROWS, WHOLE), (SUM, WHOLE), (Partia
 
 
 @requirement(
-    "TP-MOVE-15",
+    "TP-MOVE-13",
     "redistribute with async_op=True leaves waiting to the first use of the data, and without it, as in full_tensor, "
     "waits.",
     source=f"{SOURCE}: async_op; torch.distributed.tensor.DTensor: to_local, full_tensor",
@@ -218,14 +213,10 @@ DTYPES = (torch.complex64, torch.complex128, torch.float16, torch.int64, torch.i
 
 
 @requirement(
-    "TP-MOVE-16",
-    "redistribute keeps the values of complex numbers, half precision, integers or truth values, and their gradients.",
+    "TP-MOVE-14",
+    "redistribute keeps values and gradients of complex numbers, half precision, integers or truth values, whatever "
+    "the operation that reduces them.",
     source=SOURCE,
-)
-@requirement(
-    "TP-MOVE-17",
-    "Integers that are partial by a bitwise operation are reduced by it, to replicas or to shards.",
-    source="torch.distributed.tensor.Partial: reduce_op",
 )
 @pytest.mark.world(2)
 def test_other_dtypes(world: World) -> None:

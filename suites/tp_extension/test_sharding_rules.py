@@ -1,4 +1,4 @@
-"""Which placements operators take and give: register_sharding, and ExplicitRedistributionContext, which forbids moves."""
+"""Which placements operators take and give: register_sharding, and the context that refuses to redistribute."""
 
 from __future__ import annotations
 
@@ -29,18 +29,14 @@ def placed(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
 
 @requirement(
     "TP-RULE-01",
-    "An operator that is registered with register_sharding gets and gives placements that its function offers.",
+    "An operator that is registered with register_sharding, new or known to DTensor, gets and gives placements that "
+    "its function offers.",
     source="torch.distributed.tensor.experimental.register_sharding",
 )
 @requirement(
     "TP-RULE-02",
     "The function of register_sharding is asked for each value of a number, and only once for the same inputs.",
     source="torch.distributed.tensor.experimental.register_sharding",
-)
-@requirement(
-    "TP-RULE-03",
-    "register_sharding replaces the placements that DTensor has for an operator.",
-    source="torch.distributed.tensor.experimental.register_sharding: override the default sharding strategy",
 )
 @pytest.mark.world(2)
 def test_registered(world: World) -> None:
@@ -107,14 +103,10 @@ def test_registered(world: World) -> None:
 
 
 @requirement(
-    "TP-RULE-04",
-    "In ExplicitRedistributionContext, an operator raises where it would communicate to redistribute its inputs.",
+    "TP-RULE-03",
+    "In ExplicitRedistributionContext, an operator that would redistribute its inputs raises, if that communicates "
+    "or with strict=True, but redistribute does not.",
     source="torch/distributed/tensor/_utils.py: ExplicitRedistributionContext",
-)
-@requirement(
-    "TP-RULE-05",
-    "With strict=True, ExplicitRedistributionContext also refuses what only cuts a replica, and never a redistribute.",
-    source="torch/distributed/tensor/_utils.py: ExplicitRedistributionContext: strict",
 )
 @pytest.mark.world(2)
 def test_explicit_redistribution(world: World) -> None:
