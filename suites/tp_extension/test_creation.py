@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -124,6 +125,11 @@ def test_distribute_tensor(world: World) -> None:
             with rank.mesh(1, 2) as inner:
                 assert distribute_tensor(whole, placements=[Replicate(), Shard(0)]).device_mesh == inner
             assert distribute_tensor(whole, placements=[Shard(0)]).device_mesh == mesh
+        places: list[Placement] = [Shard(0)]
+        sharded = distribute_tensor(whole, mesh, places)
+        kept = (sharded, sharded.redistribute(placements=places), DTensor.from_local(sharded.to_local(), mesh, places))
+        places[0] = Replicate()
+        assert [made.placements for made in kept] == [(Shard(0),)] * 3
         leaf = whole.clone().requires_grad_()
         for wrong in (leaf * 2, leaf[1:], leaf.t(), leaf.to(torch.float64)):
             for layout in LAYOUTS:
@@ -249,6 +255,25 @@ def test_distribute_module(world: World) -> None:
         for more in ((), (3,)):
             assert_same(right(x).detach(), module(x, *more).detach(), "output")
         assert seen == [(module, 1, mesh), (module, DTensor, mesh), (module, 2, mesh), (module, DTensor, mesh)]
+        with pytest.warns(FutureWarning):
+            module = distribute_module(
+                Net(0).to(rank.device),
+                mesh,
+                input_fn=lambda inputs, on: given(None, inputs, on),
+                output_fn=lambda outputs, on: outputs.to_local(),
+            )
+        assert_same(right(x).detach(), module(x).detach(), "output with functions of two arguments")
+        plain = nn.Linear(3, 5).to(rank.device)
+        layer = distribute_module(copy.deepcopy(plain), mesh)
+        replicas = DTensor.from_local(x, mesh, [Replicate()])
+        with torch.autocast(rank.device.type, dtype=torch.bfloat16):
+            output = layer(replicas)
+            assert output.dtype == torch.bfloat16
+            assert_same(plain(x).detach(), output.to_local().detach(), "autocast")
+        for parameter, original in zip(layer.to(torch.bfloat16).parameters(), plain.parameters(), strict=True):
+            converted: Any = parameter
+            assert (converted.dtype, converted.placements) == (torch.bfloat16, (Replicate(),))
+            assert_same(original.detach().to(torch.bfloat16), converted.to_local().detach(), "converted")
         for name in "input_fn", "output_fn":
             for wrong in (lambda a: a), (lambda a, b, c, d: a):
                 with pytest.raises(ValueError, match="argument"):

@@ -63,6 +63,11 @@ def test_several_dimensions(world: World) -> None:
                 what = f"{source} to {target} of {tuple(whole.shape)}"
                 assert (moved.placements, moved.shape) == (target, whole.shape), what
                 assert_same(laid_out(whole, mesh, target), moved.to_local() + 0, what)
+        whole = numbers(*SHAPES[1]).to(rank.device) * 8
+        for source in (WHOLE, WHOLE), (SLICES, ROWS), (SUM, COLUMNS):
+            moved = given(whole, square, source).redistribute(placements=[Shard(-3), Shard(-1)])
+            assert moved.placements == (ROWS, SLICES)
+            assert_same(laid_out(whole, square, (ROWS, SLICES)), moved.to_local(), f"{source}, counted from the end")
         alone = rank.mesh(rank.size, 1, names=("f", "g"))
         for i, (outer, inner, target) in enumerate(itertools.product((ROWS, SUM), (*TARGETS, SUM), TARGETS)):
             whole = numbers(*SHAPES[i % 2]).to(rank.device) * 8
@@ -238,6 +243,11 @@ def test_other_dtypes(world: World) -> None:
                 moved.backward(distribute_tensor(whole, rank.mesh(), [target], src_data_rank=None))
                 gradient: Any = tensor.grad
                 assert_same(whole, gradient.full_tensor(), f"gradient of {what}")
+                if source != SUM:
+                    tensor.grad = None
+                    tensor.full_tensor(grad_placements=[SUM]).backward(whole * (rank.index == 0))
+                    gradient = tensor.grad
+                    assert_same(whole, gradient.full_tensor(), f"gradient of {what}, in parts")
         for (op, combine), dtype, target in itertools.product(BITWISE.items(), (torch.int64, torch.uint8), places):
             own = [(numbers(5, 3) * times).to(rank.device).to(dtype) for times in (3, 5)]
             moved = DTensor.from_local(own[rank.index], rank.mesh(), [Partial(op)]).redistribute(placements=[target])
