@@ -23,13 +23,14 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from fixtures.placements import REDUCED, laid_out, part
+from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.pretended import pretended
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor"
 WHOLE, ROWS, COLUMNS, SLICES, SUM = Replicate(), Shard(0), Shard(1), Shard(2), Partial()
 ORDERS = (0, 1, 2), (2, 0, 1), (1, 0, 2)

@@ -12,11 +12,12 @@ import torch.distributed.tensor as dtensors
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from fixtures.placements import laid_out
+from fixtures.placements import MORE_OPERATORS, laid_out
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.device_mesh.DeviceMesh; torch.distributed.tensor.DTensor"
 LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
 OPERATORS: dict[str, Callable[[Any], Any]] = {

@@ -17,6 +17,7 @@ from harness.stacks import messages
 from harness.stacks.collectives import flattened, unwaited
 from harness.stacks.tp_extension import StridedShard
 
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor.redistribute"
 WHOLE, ROWS, COLUMNS, SLICES, SUM = Replicate(), Shard(0), Shard(1), Shard(2), Partial()
 TARGETS: tuple[Placement, ...] = (WHOLE, ROWS, COLUMNS, SLICES)
@@ -102,7 +103,6 @@ APART: list[tuple[Layout, Layout]] = [
     "Once mesh dimensions are flattened into one, redistribute takes one collective where it took the same over each.",
     source="torch/distributed/tensor/_redistribute.py: one collective over several mesh dimensions",
 )
-@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(4)
 def test_collectives_over_flattened_dimensions(world: World) -> None:
     """Count the collectives before and after; moves that take other collectives over each dimension stay two."""

@@ -9,11 +9,13 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import register_sharding
 
+from fixtures.placements import MORE_OPERATORS
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.tp_extension import ExplicitRedistributionContext
 
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 WHOLE, ROWS, COLUMNS, SUM = Replicate(), Shard(0), Shard(1), Partial()
 EVERY: tuple[Placement, ...] = (WHOLE, ROWS, COLUMNS, SUM)
 ACCUMULATE = "accumulate(str name, Tensor x, int dim, *, Tensor scale) -> (Tensor, Tensor)"
