@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -371,3 +372,58 @@ def test_implicit_replication(world: World) -> None:
             refused(sharded)
 
     world.run(body)
+
+
+@requirement(
+    "TP-MIX-03",
+    "Beside a DTensor, a plain tensor of one element counts as replicated without any context, and no other one does.",
+    source="torch/distributed/tensor/_dispatch.py: implicitly creating a replicated DTensor; test_dtensor.py: "
+    "test_auto_implicit_replication",
+)
+@requirement(
+    "TP-MIX-01",
+    "In implicit_replication, a plain tensor with a DTensor counts as replicated, in results and gradients.",
+    source="torch.distributed.tensor.experimental.implicit_replication",
+)
+@pytest.mark.world(2)
+def test_one_element(world: World) -> None:
+    """Mix them on either side and in place, with tensors in every layout; two elements are refused."""
+
+    def body(rank: Rank) -> None:
+        warnings.filterwarnings("ignore", message="Found a non-scalar tensor")
+        whole = (numbers(4, 6) * 2).to(rank.device)
+        layouts: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
+
+        def made(layout: Placement) -> Any:
+            return DTensor.from_local(part(whole, rank, layout).clone(), rank.mesh(), [layout])
+
+        for i, (layout, shape) in enumerate(itertools.product(layouts, ((), (1,), (1, 1)))):
+            what, one = f"{layout}, {shape}", torch.full(shape, 3.0, device=rank.device)
+            for name, operator in [*MIXED.items()][i % 3 :: 3]:
+                if name == "in place" and layout == Partial():
+                    continue
+                right, found = operator(whole.clone(), one), operator(made(layout), one)
+                assert_same(right, found.full_tensor() + 0, f"{what}, {name}")
+        for i, (layout, shape) in enumerate(itertools.product(layouts, ((6,), (1, 6), (4, 1)))):
+            other = (numbers(*shape) * 3).to(rank.device)
+            for name, operator in [*MIXED.items()][i % 4 : -1 : 4]:
+                with pytest.raises(RuntimeError, match="mixed"):
+                    operator(made(layout), other)
+                with implicit_replication():
+                    found = operator(made(layout), other)
+                assert_same(operator(whole, other), found.full_tensor() + 0, f"{layout}, {shape}, {name}")
+
+    world.run(body)
+
+
+MIXED: dict[str, Any] = {
+    "sum": lambda x, y: x + y,
+    "difference": lambda x, y: y - x,
+    "product": lambda x, y: y * x,
+    "quotient": lambda x, y: x / y,
+    "maximum": torch.maximum,
+    "comparison": lambda x, y: (x > y).int(),
+    "choice": lambda x, y: torch.where(x > 8, x, y),
+    "in place": lambda x, y: x.add_(y),
+}
+"""Functions of a DTensor and a plain tensor."""

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fixtures.placements import part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
+from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.DTensor"
@@ -331,5 +334,101 @@ def test_counts(world: World) -> None:
                     move(gathers, reductions)
             assert issued(other) == right, f"inner, {again}"
             assert mode.get_total_counts() == gathers + reductions + 1, f"outer, {again}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-COMM-03",
+    "A CommDebugMode counts each collective of torch.distributed and each functional one once, by its kind.",
+    source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts",
+)
+@pytest.mark.world(2)
+def test_kinds_of_collectives(world: World) -> None:
+    """Call every collective alone and then all of them in one use; barriers and waiting count for nothing."""
+
+    def body(rank: Rank) -> None:
+        x, first, group = torch.ones(4, 2, device=rank.device), rank.index == 0, dist.group.WORLD
+        both = [torch.empty_like(x) for _ in range(2)]
+        calls: dict[str, Any] = {
+            "allreduce_": lambda: dist.all_reduce(x.clone()),
+            "broadcast_": lambda: dist.broadcast(x, 0),
+            "reduce_": lambda: dist.reduce(x.clone(), 0),
+            "gather_": lambda: dist.gather(x, both if first else None),
+            "scatter_": lambda: dist.scatter(both[0], [x, x] if first else None),
+            "allgather_": lambda: dist.all_gather(both, x),
+            "_allgather_base_": lambda: dist.all_gather_into_tensor(x.new_empty(8, 2), x),
+            "reduce_scatter_": lambda: dist.reduce_scatter(both[0], [x, x]),
+            "_reduce_scatter_base_": lambda: dist.reduce_scatter_tensor(x.new_empty(2, 2), x),
+            "alltoall_": lambda: dist.all_to_all(both, [x, x]),
+            "alltoall_base_": lambda: dist.all_to_all_single(both[0], x),
+            "all_reduce": lambda: functional.all_reduce(x, "sum", group) + 0,
+            "all_gather_into_tensor": lambda: functional.all_gather_tensor(x, 0, group) + 0,
+            "reduce_scatter_tensor": lambda: functional.reduce_scatter_tensor(x, "sum", 0, group) + 0,
+            "all_to_all_single": lambda: functional.all_to_all_single(x, None, None, group) + 0,
+            "all_reduce_coalesced": lambda: functional.all_reduce_coalesced([x, x], "sum", group)[1] + 0,
+        }
+
+        def names(mode: CommDebugMode) -> dict[str, int]:
+            return {str(op).rpartition(".")[2]: count for op, count in mode.get_comm_counts().items()}
+
+        mode = CommDebugMode()
+        for times, (name, call) in enumerate(calls.items()):
+            with mode:
+                for _ in range(1 + times % 2):
+                    call()
+                dist.barrier()
+            assert (names(mode), mode.get_total_counts()) == ({name: 1 + times % 2}, 1 + times % 2), name
+        with mode:
+            for call in calls.values():
+                call()
+        assert names(mode) == dict.fromkeys(calls, 1)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-COMM-04",
+    "A CommDebugMode counts collectives for each module within which they were called, and lists these modules' "
+    "parameters with their placements.",
+    source="torch.distributed.tensor.debug.CommDebugMode: comm_module_counts, generate_comm_debug_tracing_table",
+)
+@pytest.mark.world(2)
+def test_counts_of_modules(world: World) -> None:
+    """Use one mode for a model of nested layers and then for a smaller one; both are partly tensor parallel."""
+
+    def body(rank: Rank) -> None:
+        def layers() -> nn.Sequential:
+            return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+
+        plan: Any = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        deep = nn.Sequential(layers(), nn.Linear(4, 4), layers()).to(rank.device)
+        for inner in "0", "2":
+            parallelize_module(deep.get_submodule(inner), rank.mesh(), plan)
+        flat = parallelize_module(layers().to(rank.device), rank.mesh(), plan)
+        mode = CommDebugMode()
+        for model, parts in (deep, ["Sequential.0", "Sequential.2"]), (flat, ["Sequential"]):
+            with mode:
+                assert (mode.get_parameter_info(), mode.get_sharding_info()) == ({}, {})
+                model(torch.ones(2, 4, device=rank.device, requires_grad=True)).sum().backward()
+            found = {
+                name: tuple(sum(counts[way].values()) for way in ("forward", "backward"))
+                for name, counts in mode.comm_module_counts.items()
+            }
+            reduced = {f"{part}.2": (1, 0) for part in parts}
+            outer = {"Global": (len(parts), len(parts)), "Sequential": (len(parts), len(parts))}
+            columns = {f"{part}.0": (0, 1) for part in parts}
+            inner = dict.fromkeys(parts, (1, 1))
+            assert found == {**reduced, **columns, **inner, **outer}
+            named = [(f"Sequential.{name}", p) for name, p in model.named_parameters()]
+            listed = {f"{of}.{name}": p for of, each in mode.get_parameter_info().items() for name, p in each.items()}
+            assert {*listed} == {name for name, _ in named}
+            placements = {name: p.placements for name, p in named if isinstance(p, DTensor)}
+            assert mode.get_sharding_info() == placements
+            table = mode.generate_comm_debug_tracing_table(noise_level=0)
+            assert [line.strip() for line in table.splitlines() if "*" not in line and "PASS" not in line] == [
+                "Global",
+                *(f"Sequential.{name}".rstrip(".") for name, _ in model.named_modules()),
+            ]
 
     world.run(body)

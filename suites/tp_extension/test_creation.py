@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -150,7 +151,9 @@ def test_distribute_tensor(world: World) -> None:
             what = f"{layout}, {grad=}, {source=}"
             own = whole + 100 * rank.index
             given = own.clone().requires_grad_(grad)
+            at = messages.mark()
             found = distribute_tensor(given, mesh, [layout], src_data_rank=source)
+            assert len(messages.since(at)) == (source is not None), what
             positive = Shard(layout.dim % 2) if isinstance(layout, Shard) else layout
             assert found.placements == (positive,), what
             assert (found.requires_grad, found.is_leaf) == (grad, True), what
@@ -166,6 +169,14 @@ def test_distribute_tensor(world: World) -> None:
             assert distribute_tensor(found, mesh, [positive]) is found, what
         with mesh:
             assert_same(whole, distribute_tensor(whole + rank.index).to_local(), "context")
+            with rank.mesh(1, 2) as inner:
+                assert distribute_tensor(whole, placements=[Replicate(), Shard(0)]).device_mesh == inner
+            assert distribute_tensor(whole, placements=[Shard(0)]).device_mesh == mesh
+        places: list[Placement] = [Shard(0)]
+        sharded = distribute_tensor(whole, mesh, places)
+        kept = (sharded, sharded.redistribute(placements=places), DTensor.from_local(sharded.to_local(), mesh, places))
+        places[0] = Replicate()
+        assert [made.placements for made in kept] == [(Shard(0),)] * 3
         leaf = whole.clone().requires_grad_()
         for wrong in (leaf * 2, leaf[1:], leaf.t(), leaf.to(torch.float64)):
             for layout in LAYOUTS:
@@ -191,6 +202,8 @@ def test_distribute_tensor(world: World) -> None:
         for bad in [], [Shard(0), Replicate()]:
             with pytest.raises(ValueError, match="length"):
                 distribute_tensor(whole, mesh, bad)
+        with pytest.raises(ValueError, match="Partial"):
+            distribute_tensor(whole, mesh, [Partial("product")])
 
     world.run(body)
 
@@ -289,6 +302,25 @@ def test_distribute_module(world: World) -> None:
         for more in ((), (3,)):
             assert_same(right(x).detach(), module(x, *more).detach(), "output")
         assert seen == [(module, 1, mesh), (module, DTensor, mesh), (module, 2, mesh), (module, DTensor, mesh)]
+        with pytest.warns(FutureWarning):
+            module = distribute_module(
+                Net(0).to(rank.device),
+                mesh,
+                input_fn=lambda inputs, on: given(None, inputs, on),
+                output_fn=lambda outputs, on: outputs.to_local(),
+            )
+        assert_same(right(x).detach(), module(x).detach(), "output with functions of two arguments")
+        plain = nn.Linear(3, 5).to(rank.device)
+        layer = distribute_module(copy.deepcopy(plain), mesh)
+        replicas = DTensor.from_local(x, mesh, [Replicate()])
+        with torch.autocast(rank.device.type, dtype=torch.bfloat16):
+            output = layer(replicas)
+            assert output.dtype == torch.bfloat16
+            assert_same(plain(x).detach(), output.to_local().detach(), "autocast")
+        for parameter, original in zip(layer.to(torch.bfloat16).parameters(), plain.parameters(), strict=True):
+            converted: Any = parameter
+            assert (converted.dtype, converted.placements) == (torch.bfloat16, (Replicate(),))
+            assert_same(original.detach().to(torch.bfloat16), converted.to_local().detach(), "converted")
         for name in "input_fn", "output_fn":
             for wrong in (lambda a: a), (lambda a, b, c, d: a):
                 with pytest.raises(ValueError, match="argument"):
@@ -334,12 +366,13 @@ def test_run_check(world: World) -> None:
 
 @requirement(
     "TP-MAKE-08",
-    "from_local refuses a DTensor, a shape without a stride, and, with run_check, parts that differ in size or dtype.",
+    "from_local refuses a DTensor, a shape without a stride, and, with run_check, parts of another size, stride, "
+    "dtype or requires_grad.",
     source=f"{SOURCE}.DTensor.from_local",
 )
 @pytest.mark.world(2)
 def test_refused_parts(world: World) -> None:
-    """Ranks have different numbers of rows, or different dtypes."""
+    """Ranks have different numbers of rows, dtypes, strides or requires_grad, which is not seen without run_check."""
 
     def body(rank: Rank) -> None:
         mesh, x = rank.mesh(), numbers(2, 3).to(rank.device)
@@ -351,7 +384,15 @@ def test_refused_parts(world: World) -> None:
         for options in {"shape": torch.Size((4, 3))}, {"stride": (3, 1)}:
             with pytest.raises(RuntimeError, match="shape and stride"):
                 DTensor.from_local(x, mesh, [Shard(0)], **options)  # type: ignore[arg-type]
-        for wrong in (x[rank.index :], x.double() if rank.index else x):
+        square = numbers(3, 3).to(rank.device)
+        wrongs = (
+            x[rank.index :],
+            x.double() if rank.index else x,
+            square.t() if rank.index else square,
+            x.clone().requires_grad_(rank.index == 0),
+        )
+        for wrong in wrongs:
+            DTensor.from_local(wrong, mesh, [Shard(0)])
             with pytest.raises((ValueError, RuntimeError, AssertionError)):
                 DTensor.from_local(wrong, mesh, [Shard(0)], run_check=True)
 

@@ -14,6 +14,7 @@ from fixtures.placements import part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
+from harness.stacks.collectives import functional
 
 SOURCE = "torch.distributed.tensor.experimental.local_map"
 LAYOUTS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
@@ -155,5 +156,52 @@ def test_gradients(world: World) -> None:
                 if name == "rows":
                     assert gradient.placements == own.placements, name
                 assert_same(right.grad, gradient.full_tensor(), f"gradient of {name}, {moved=}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-LOCAL-06",
+    "local_map takes DTensors on different meshes, each in its own placements, and gives results on device_mesh.",
+    source=f"{SOURCE}: device_mesh; test_local_map.py: test_multi_mesh_inputs",
+)
+@requirement(
+    "TP-LOCAL-03",
+    "Each result of local_map's function becomes a DTensor in its out_placements, and what is no tensor stays.",
+    source=f"{SOURCE}: out_placements, device_mesh",
+)
+@pytest.mark.world(2)
+def test_meshes_and_collectives(world: World) -> None:
+    """Inputs are on a mesh of one and on one of two dimensions, in either order; then the function sums over ranks."""
+
+    def body(rank: Rank) -> None:
+        flat, deep = rank.mesh(), rank.mesh(1, 2, names=("dp", "tp"))
+        whole, rows = (numbers(4, 6) * 2).to(rank.device), (numbers(6, 4) % 5).to(rank.device)
+        x = laid_out(whole, rank, Shard(1))
+        y = DTensor.from_local(part(rows, rank, Shard(0)).clone(), deep, [Replicate(), Shard(0)])
+        given: dict[str, tuple[Any, ...]] = {
+            "one dimension first": (torch.mm, (x, y), (flat, [Partial()])),
+            "two dimensions first": (lambda b, a: a @ b, (y, x), (deep, [Replicate(), Partial()])),
+        }
+        for name, (product, inputs, own) in given.items():
+            layouts: Any = tuple(each.placements for each in inputs)
+            for mesh, placements in (None, own[1]), (flat, [Partial()]), (deep, [Replicate(), Partial()]):
+                what, start = f"{name}, {mesh}", messages.mark()
+                result: Any = local_map(product, placements, layouts, device_mesh=mesh)(*inputs)
+                assert not messages.since(start), what
+                assert (result.device_mesh, result.placements) == (mesh or own[0], tuple(placements)), what
+                assert_same(whole @ rows, result.full_tensor() + 0, what)
+        for wait in False, True:
+
+            def summed(a: torch.Tensor, b: torch.Tensor, wait: bool = wait) -> torch.Tensor:
+                total = functional.all_reduce(a @ b, "sum", flat)
+                return functional.wait_tensor(total) if wait else total
+
+            z = laid_out(rows, rank, Shard(0))
+            total: Any = local_map(summed, [Replicate()], ([Shard(1)], [Shard(0)]))(x, z)
+            assert total.placements == (Replicate(),)
+            assert_same(whole @ rows * 2, (total * 2).to_local() + 0, f"sum, {wait=}")
+            nothing = local_map(lambda a: a.shape, (None, None))(x)
+            assert nothing == (4, 3)
 
     world.run(body)

@@ -312,12 +312,14 @@ def test_redistribution(world: World, source: Placement, target: Placement) -> N
 @pytest.mark.parametrize("operation", ["sum", "avg", "max", "min"])
 @pytest.mark.world(1, 2, 3)
 def test_parts(world: World, operation: str) -> None:
-    """Use numbers that every world size divides."""
+    """Use numbers that every world size divides, from the first rank, the last one or each itself."""
 
     def body(rank: Rank) -> None:
-        whole = numbers(2, 3) * 6
-        dtensor = distribute_tensor(whole + rank.index, rank.mesh(rank.size), [Partial(operation)])
-        assert_same(whole, dtensor.full_tensor(), operation)
+        whole, last = numbers(2, 3) * 6, rank.size - 1
+        for source, right in (0, whole), (last, whole + 6 * last), (None, whole):
+            given = whole + 6 * (rank.index if source is not None else 0)
+            dtensor = distribute_tensor(given, rank.mesh(rank.size), [Partial(operation)], src_data_rank=source)
+            assert_same(right, dtensor.full_tensor(), f"{operation} of {source}")
 
     world.run(body)
 

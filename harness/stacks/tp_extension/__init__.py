@@ -21,7 +21,7 @@ from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flattened
 from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as rewrite_spec
@@ -45,6 +45,7 @@ __all__ = [
     "STYLES",
     "AsyncCollectiveTensor",
     "DTensorExtensions",
+    "ExplicitRedistributionContext",
     "StridedShard",
     "Unsupported",
     "apply",

@@ -1,0 +1,164 @@
+"""Which placements operators take and give: register_sharding, and the context that refuses to redistribute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import register_sharding
+
+from fixtures.placements import MORE_OPERATORS
+from fixtures.tensors import numbers
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import messages
+from harness.stacks.tp_extension import ExplicitRedistributionContext
+
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+WHOLE, ROWS, COLUMNS, SUM = Replicate(), Shard(0), Shard(1), Partial()
+EVERY: tuple[Placement, ...] = (WHOLE, ROWS, COLUMNS, SUM)
+ACCUMULATE = "accumulate(str name, Tensor x, int dim, *, Tensor scale) -> (Tensor, Tensor)"
+ADD = "add(Tensor[] xs, int times) -> Tensor"
+
+
+def placed(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
+    """Distribute a tensor without communication; each rank has an equal part of a sum."""
+    if layout == SUM:
+        return DTensor.from_local(whole / rank.size, rank.mesh(), [layout])
+    return distribute_tensor(whole, rank.mesh(), [layout], src_data_rank=None)
+
+
+@requirement(
+    "TP-RULE-01",
+    "An operator that is registered with register_sharding, new or known to DTensor, gets and gives placements that "
+    "its function offers.",
+    source="torch.distributed.tensor.experimental.register_sharding",
+)
+@requirement(
+    "TP-RULE-02",
+    "The function of register_sharding is asked for each value of a number, and only once for the same inputs.",
+    source="torch.distributed.tensor.experimental.register_sharding",
+)
+@pytest.mark.world(2)
+def test_registered(world: World) -> None:
+    """Register operators with a leading name, numbers, keywords, lists and two results; then one that DTensor has."""
+
+    def body(rank: Rank) -> None:
+        library = torch.library.Library("concord_rules", "FRAGMENT")
+        library.define(ACCUMULATE)
+        library.define(ADD)
+        kind = "CompositeExplicitAutograd"
+        library.impl("accumulate", lambda name, x, dim, *, scale: (x.cumsum(dim) * scale, x.sum(1 - dim)), kind)
+        library.impl("add", lambda xs, times: torch.stack(xs).sum(0) * times, kind)
+        ops: Any = torch.ops.concord_rules
+        whole = numbers(4, 6).to(rank.device) * 2
+        scale = placed(torch.tensor([[2.0]], device=rank.device), rank, WHOLE)
+        with pytest.raises(NotImplementedError):
+            ops.accumulate("sums", placed(whole, rank, WHOLE), 0, scale=scale)
+        asked: list[tuple[str, int]] = []
+
+        @register_sharding(ops.accumulate.default)
+        def accumulate(name: str, x: Any, dim: int, scale: Any) -> list[Any]:
+            asked.append((name, dim))
+            kept: list[Any] = [([Shard(1 - dim), SUM], [None, Shard(1 - dim), None, WHOLE])]
+            return [([WHOLE, WHOLE], [None, WHOLE, None, WHOLE]), *kept]
+
+        @register_sharding([ops.add.default])
+        def add(xs: Any, times: int) -> list[Any]:
+            return [([WHOLE], [WHOLE] * len(xs) + [None]), ([ROWS], [ROWS] * len(xs) + [None])]
+
+        for layout in EVERY:
+            for dim in (0, 1, 0, 1):
+                what = f"{layout} along {dim}"
+                x = placed(whole, rank, layout)
+                at, before = messages.mark(), len(asked)
+                sums, total = ops.accumulate("sums", x, dim, scale=scale)
+                assert (len(asked) > before) == (before < 2 * EVERY.index(layout) + 1 + dim), what
+                kept = layout == Shard(1 - dim)
+                assert len(messages.since(at)) == (not kept and layout != WHOLE), what
+                if kept:
+                    assert (sums.placements, total.placements) == ((layout,), (SUM,)), what
+                assert_same(whole.cumsum(dim) * 2, sums.full_tensor() + 0, what)
+                assert_same(whole.sum(1 - dim), total.full_tensor() + 0, what)
+        assert asked == [("sums", dim) for _ in EVERY for dim in (0, 1)]
+        for layout in EVERY:
+            for count in 2, 3:
+                result = ops.add([placed(whole, rank, layout) for _ in range(count)], 5)
+                assert result.placements in ((WHOLE,), (ROWS,))
+                assert_same(whole * count * 5, result.full_tensor() + 0, f"{count} of {layout}")
+
+        before = placed(whole, rank, ROWS).cumsum(1)
+        assert before.placements == (ROWS,)
+
+        @register_sharding(torch.ops.aten.cumsum.default)
+        def replicated(x: Any, dim: int) -> list[Any]:
+            return [([WHOLE], [WHOLE, None])]
+
+        for layout in COLUMNS, SUM:
+            found = placed(whole, rank, layout).cumsum(0)
+            assert found.placements == (WHOLE,), layout
+            assert_same(whole.cumsum(0), found.to_local() + 0, f"sums of {layout}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-RULE-03",
+    "In ExplicitRedistributionContext, an operator that would redistribute its inputs raises, if that communicates "
+    "or with strict=True, but redistribute does not.",
+    source="torch/distributed/tensor/_utils.py: ExplicitRedistributionContext",
+)
+@pytest.mark.world(2)
+def test_explicit_redistribution(world: World) -> None:
+    """Multiply and add in contexts, nested ones and after exceptions; the backward of a product cuts a replica."""
+
+    def body(rank: Rank) -> None:
+        x, y = numbers(4, 6).to(rank.device), numbers(6, 4).to(rank.device)
+        rows, factor, whole = placed(x, rank, ROWS), placed(y, rank, ROWS), placed(x, rank, WHOLE)
+
+        def refused(run: Any) -> None:
+            at = messages.mark()
+            with pytest.raises(RuntimeError, match="redistribution"):
+                run()
+            assert not messages.since(at)
+
+        def free(run: Any, right: torch.Tensor) -> None:
+            assert_same(right, run().full_tensor().detach() + 0, "result")
+
+        def multiply() -> Any:
+            return rows @ factor
+
+        def add() -> Any:
+            return whole + rows
+
+        for strict in False, True:
+            free(multiply, x @ y)
+            with ExplicitRedistributionContext(strict=strict):
+                refused(multiply)
+                refused(add) if strict else free(add, x + x)
+                free(lambda: rows @ factor.redistribute(placements=[WHOLE]), x @ y)
+                free(lambda: whole.redistribute(placements=[ROWS]) + rows, x + x)
+                with ExplicitRedistributionContext(enable=False):
+                    free(multiply, x @ y)
+                    with ExplicitRedistributionContext(strict=not strict):
+                        free(add, x + x) if strict else refused(add)
+                refused(multiply)
+                with pytest.raises(KeyError), ExplicitRedistributionContext(enable=False):
+                    raise KeyError
+                refused(multiply)
+                with ExplicitRedistributionContext(mode="warn"):
+                    free(multiply, x @ y)
+            leaf = placed(x, rank, ROWS).requires_grad_()
+            with ExplicitRedistributionContext(strict=True):
+                loss = (leaf @ placed(y, rank, WHOLE).requires_grad_()).sum()
+                refused(loss.backward)
+                with ExplicitRedistributionContext(strict=strict, enable=not strict):
+                    loss.backward()
+            gradient: Any = leaf.grad
+            assert_same(y.sum(1).expand(4, 6).contiguous(), gradient.full_tensor() + 0, "gradient")
+        with pytest.raises(RuntimeError, match="mode"):
+            ExplicitRedistributionContext(mode="another")
+        free(multiply, x @ y)
+
+    world.run(body)
