@@ -125,7 +125,7 @@ def test_composable(world: World, mode: bool | str, backward: str) -> None:
     def body(rank: Rank) -> None:
         def trained(stack: str, static: bool, compiles: bool) -> list[list[torch.Tensor | None]]:
             torch.compiler.reset()
-            module, found = Layers(frozen=(1,)).to(rank.device), []
+            module, found = Layers(count=2, frozen=(1,)).to(rank.device), []
             model: Any = (
                 DistributedDataParallel(module, static_graph=static)
                 if stack == "DDP"

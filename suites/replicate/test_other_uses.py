@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
+from fixtures.scaling import check_scaling
 from harness import Rank, World, requirement
 from harness.stacks import replicate
 
@@ -21,6 +23,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"static_graph": True},
     {"find_unused_parameters": True},
 ]
+
+LAYERS = ("first", "second", "third")
+"""The layers of the model that check_scaling trains."""
 
 
 class Both(nn.Module):
@@ -262,5 +267,22 @@ def test_wrapped_again(world: World) -> None:
                 model(given(rank)).sum().backward()
                 assert numbers(replicate.gradients(module)) == [3.0, 3.0], (number, step)
                 model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-SCALE-01",
+    "A GradScaler unscales averaged gradients as on one device, and skips a step with one that is not finite.",
+    source="torch.amp.GradScaler: scale, unscale_, step, update",
+)
+@pytest.mark.world(2)
+def test_scaling(world: World) -> None:
+    """Step with finite gradients, with one that has an infinity or a NaN, and again, by every option."""
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            wrap = functools.partial(replicate.apply, rank=rank, **options)
+            check_scaling(rank, lambda rank, model, wrap=wrap: (wrap(model), rank.index, 2), *LAYERS)  # type: ignore[misc]
 
     world.run(body)
