@@ -48,12 +48,14 @@ __all__ = [
     "leave_alone",
     "log_every",
     "logged",
+    "make_static",
     "names",
     "optimize_buckets",
     "optimize_in_backward",
     "parameters",
     "parts",
     "register_buffer_hook",
+    "register_builtin_hook",
     "replicate",
 ]
 
@@ -109,6 +111,17 @@ def logged(model: DistributedDataParallel) -> dict[str, Any]:
 def log_every(model: DistributedDataParallel, rate: int) -> None:
     """Have DDP log only every step that the rate divides, after the first ten."""
     model._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
+
+
+def make_static(model: DistributedDataParallel) -> None:
+    """Say that the graph of a module is static, after it was made."""
+    model._set_static_graph()  # type: ignore[no-untyped-call]
+
+
+def register_builtin_hook(model: DistributedDataParallel, kind: str) -> None:
+    """Let a hook that is part of DDP's reducer communicate gradients: ALLREDUCE or FP16_COMPRESS."""
+    kinds = dist.BuiltinCommHookType  # type: ignore[attr-defined]
+    model._register_builtin_comm_hook(getattr(kinds, kind))  # type: ignore[no-untyped-call]
 
 
 def parts(size: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_same, dyadic, requirement
-from harness.stacks import dynamo
+from harness.stacks import dynamo, replicate
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
 
@@ -108,6 +108,49 @@ def test_synchronization(world: World, mode: bool | str, backward: str) -> None:
             found = trained(compiles=True)
         for step, (one, other) in enumerate(zip(right, found, strict=True)):
             assert_same_gradients(one, other, f"step {step}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-19",
+    "In modes of optimize_ddp, composable DDP and static graphs have the gradients of the uncompiled module.",
+    source=f"{SOURCE}; torch/distributed/_composable/replicate.py; static_graph",
+)
+@pytest.mark.parametrize(("mode", "backward"), [(True, "eager"), ("python_reducer", "compiled")])
+@pytest.mark.world(2)
+def test_composable(world: World, mode: bool | str, backward: str) -> None:
+    """Run a synchronized step, then accumulate an unsynchronized and a synchronized one; only eager ones are static."""
+
+    def body(rank: Rank) -> None:
+        def trained(stack: str, static: bool, compiles: bool) -> list[list[torch.Tensor | None]]:
+            torch.compiler.reset()
+            module, found = Layers(count=2, frozen=(1,)).to(rank.device), []
+            model: Any = (
+                DistributedDataParallel(module, static_graph=static)
+                if stack == "DDP"
+                else replicate.replicate(module, static_graph=static)
+            )
+            function: Any = torch.compile(model, backend="eager") if compiles else model
+            for step, synced in enumerate((True, False, True) if static else (False, True)):
+                if step < 2 and static:
+                    model.zero_grad()
+                if stack != "DDP":
+                    model.set_requires_gradient_sync(synced)
+                with nullcontext() if synced or stack != "DDP" else model.no_sync():
+                    loss = function(given(rank, step)).sum()
+                    compiled = compiles and backward == "compiled"
+                    with dynamo.compiled_backward("eager") if compiled else nullcontext():
+                        loss.backward()
+                found.append(gradients(module))
+            return found
+
+        for stack, static in (("DDP", True), ("replicate", True)) if mode is True else (("replicate", False),):
+            right = trained(stack, static, compiles=False)
+            with dynamo.ddp_mode(mode):
+                found = trained(stack, static, compiles=True)
+            for step, (one, other) in enumerate(zip(right, found, strict=True)):
+                assert_same_gradients(one, other, f"{stack}, {static=}, step {step}")
 
     world.run(body)
 

@@ -133,14 +133,14 @@ def test_buffers_of_rank_0(world: World) -> None:
 
 @requirement(
     "REPL-INIT-03",
-    "Models whose parameters differ in shape or number between ranks raise an error, even if their total size is "
-    "the same.",
+    "Models whose parameters differ in shape, strides or number between ranks raise an error, even if their total "
+    "size is the same.",
     source="torch.nn.parallel.DistributedDataParallel: the model is verified across processes",
 )
-@pytest.mark.parametrize("differing", ["shape", "number"])
+@pytest.mark.parametrize("differing", ["shape", "number", "strides"])
 @pytest.mark.world(2, 3)
 def test_other_shapes_are_refused(world: World, differing: str) -> None:
-    """The last rank has a final layer of the same size in another shape, or one more layer."""
+    """The last rank has a final layer of the same size in another shape or of other strides, or one more layer."""
 
     def body(rank: Rank) -> None:
         other = rank.index == rank.size - 1
@@ -150,9 +150,11 @@ def test_other_shapes_are_refused(world: World, differing: str) -> None:
             layers[0].bias = nn.Parameter(torch.ones(2))
         if differing == "number" and other:
             layers.append(nn.Linear(2, 2))
+        if differing == "strides" and other:
+            layers[0].weight = nn.Parameter(torch.ones(6, 2).t())
         DistributedDataParallel(nn.Sequential(*layers).to(rank.device))
 
-    with pytest.raises(RanksFailed, match=r"verif|shape|number of params"):
+    with pytest.raises(RanksFailed, match=r"verif|shape|strides|number of params"):
         world.run(body)
 
 

@@ -130,6 +130,18 @@ NEWER: dict[str, Says] = {
     ),
 }
 """Cases by the option that they need, which not every version of PyTorch has."""
+LISTS: dict[str, Says] = {
+    "list-and-size": Says(
+        options={"bucket_cap_mb_list": [TINY, SMALL], "bucket_cap_mb": 100}, made=ALL, first=[2, 1], later=[1, 2]
+    ),
+    "falling": Says(options={"bucket_cap_mb_list": [SMALL, TINY]}, made=ALL, first=[1, 2], later=[2, 1]),
+    "one": Says(options={"bucket_cap_mb_list": [TINY]}, made=ALL, first=[1, 1, 1], later=[1, 1, 1]),
+    "empty": Says(options={"bucket_cap_mb_list": []}, made=ALL, first=[3], later=[3]),
+    "empty-and-size": Says(
+        options={"bucket_cap_mb_list": [], "bucket_cap_mb": TINY}, made=ALL, first=[3], later=[1, 1, 1]
+    ),
+}
+"""Cases of bucket_cap_mb_list, which wins over bucket_cap_mb unless it is empty."""
 
 
 def needs(option: str) -> pytest.MarkDecorator:
@@ -187,7 +199,8 @@ def test_messages(world: World, option: str) -> None:
     def body(rank: Rank) -> None:
         if not recorded(rank):
             return
-        for name, says in ({option: NEWER[option]} if option else SAYS).items():
+        more = LISTS if option == "bucket_cap_mb_list" else {}
+        for name, says in ({option: NEWER[option], **more} if option else SAYS).items():
             before = messages.mark()
             module = Layers(says.unused).to(rank.device)
             model: Any = DistributedDataParallel(module, **says.options)

@@ -159,15 +159,22 @@ def test_futures(world: World) -> None:
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
 @pytest.mark.world(2)
 def test_ignored(world: World, options: dict[str, bool]) -> None:
-    """A layer and one of two buffers are ignored, in the constructor and for three steps."""
+    """A layer, a buffer, and what has other shapes on each rank are ignored; then the layer is replaced by another."""
 
     class Model(nn.Module):
         def __init__(self, rank: int) -> None:
             super().__init__()
-            self.first, self.second = (nn.Linear(1, 1, bias=False) for _ in range(2))
-            for layer in (self.first, self.second):
-                nn.init.constant_(layer.weight, 1.0 + rank)
-                layer.register_buffer("level", torch.tensor(1.0 + rank))
+            self.first, self.second = self.made(rank), self.made(rank)
+            self.odd = nn.Module()
+            self.odd.register_parameter("own", nn.Parameter(torch.ones(1 + rank, 2)))
+            self.odd.register_buffer("level", torch.zeros(2 + rank))
+
+        @staticmethod
+        def made(rank: int) -> nn.Linear:
+            layer = nn.Linear(1, 1, bias=False)
+            nn.init.constant_(layer.weight, 1.0 + rank)
+            layer.register_buffer("level", torch.tensor(1.0 + rank))
+            return layer
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = self.first(x) + 2 * self.second(x)
@@ -175,16 +182,21 @@ def test_ignored(world: World, options: dict[str, bool]) -> None:
 
     def body(rank: Rank) -> None:
         module = Model(rank.index).to(rank.device)
-        replicate.leave_alone(module, ["second.weight", "second.level"])
+        replicate.leave_alone(module, ["second.weight", "second.level", "odd.own", "odd.level"])
         model: Any = DistributedDataParallel(module, **options)
         own = 1.0 + rank.index
-        for _ in range(3):
-            assert [float(t) for t in module.state_dict().values()] == [1.0, 1.0, own, own]
+        for step in range(4):
+            if step == 2:
+                module.second = Model.made(rank.index).to(rank.device)
+            held = [(layer.weight, layer.level) for layer in (module.first, module.second)]
+            assert [(float(weight), float(level)) for weight, level in held] == [(1.0, 1.0), (own, own)], step
+            assert [t.shape for t in module.odd.state_dict().values()] == [(1 + rank.index, 2), (2 + rank.index,)]
             before = messages.mark()
             model(torch.full((1, 1), own, device=rank.device)).sum().backward()
             sizes = [m.shape for m in messages.since(before) if m.dtype == "Float"]
             assert not sizes or sizes == [(1,), (1,)]  # a buffer, and a gradient
-            assert [float(p.grad) for p in module.parameters()] == [1.5, 2 * own]
+            assert module.odd.get_parameter("own").grad is None
+            assert [float(layer.weight.grad) for layer in (module.first, module.second)] == [1.5, 2 * own]
             model.zero_grad()
 
     world.run(body)

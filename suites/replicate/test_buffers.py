@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_sent_again_after_accumulation(world: World) -> None:
 
 @requirement(
     "DDP-BUF-04",
-    "With broadcast_buffers=False, ranks keep their own buffers.",
+    "With forward_sync_buffers=False, or else broadcast_buffers=False, ranks keep their own buffers, also in a join.",
     source=SOURCE,
 )
 @pytest.mark.world(2)
@@ -227,5 +228,51 @@ def test_buffers_together(world: World) -> None:
             return counts
 
         assert issued(9) == issued(0)
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-BUF-04",
+    "With forward_sync_buffers=False, or else broadcast_buffers=False, ranks keep their own buffers, also in a join.",
+    source=SOURCE,
+)
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.needs(torch="torch.nn.parallel.DistributedDataParallel(forward_sync_buffers)")
+@pytest.mark.world(2)
+def test_not_synchronized(world: World) -> None:
+    """Each option alone, and both with the same or other values; two steps, and a join of one and two."""
+
+    def body(rank: Rank) -> None:
+        for forward in (None, True, False):
+            for older in (None, True, False):
+                options = {"forward_sync_buffers": forward, "broadcast_buffers": older}
+                module = Counting(rank.index, rebound=False).to(rank.device)
+                module.level += 10.0 * rank.index
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    model: Any = DistributedDataParallel(module, **options)
+                told = [
+                    w for w in caught if issubclass(w.category, FutureWarning) and "broadcast_buffers" in str(w.message)
+                ]
+                assert len(told) == (older is not None), options
+                first = forward is not None or older is not False  # whether the constructor sends buffers
+                synced = forward if forward is not None else older is not False
+                level = 10.0 * rank.index * (not first)
+                assert module.level.tolist() == [level] * 2, options
+                for step in range(2):
+                    model(torch.ones(1, 1, device=rank.device)).sum().backward()
+                    if synced and step:  # that of rank 0, which this step changed
+                        level = 1.0
+                    level += rank.index + 1
+                    assert module.level.tolist() == [level] * 2, (options, step)
+                with model.join():
+                    for _ in range(1 + rank.index):
+                        model(torch.ones(1, 1, device=rank.device)).sum().backward()
+                levels: list[Any] = [None, None]
+                dist.all_gather_object(levels, module.level.tolist())
+                assert (levels[0] == levels[1]) == bool(synced), options
+                if not synced:
+                    assert module.level.tolist() == [level + (1 + rank.index) ** 2] * 2, options
 
     world.run(body)

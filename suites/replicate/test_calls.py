@@ -275,18 +275,20 @@ def test_inference_mode(world: World, when: str) -> None:
 )
 @pytest.mark.world(2)
 def test_state_dict(world: World) -> None:
-    """Compare before the first forward and after a step."""
+    """Compare before the first forward and after a step, of a model that is replicated as a whole or layer by layer."""
 
     def body(rank: Rank) -> None:
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        names = list(model.state_dict())
-        replicate.apply(model, rank)
-        for _ in range(2):
-            state = model.state_dict()
-            assert list(state) == names
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                assert state[name].data_ptr() == tensor.data_ptr(), name
-            model(torch.ones(2, 2, device=rank.device)).sum().backward()
+        for each in (False, True):
+            model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            names = list(model.state_dict())
+            for part in model if each else [model]:
+                replicate.apply(part, rank)
+            for _ in range(2):
+                state = model.state_dict()
+                assert list(state) == names
+                for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                    assert state[name].data_ptr() == tensor.data_ptr(), name
+                model(torch.ones(2, 2, device=rank.device)).sum().backward()
 
     world.run(body)
 

@@ -17,6 +17,13 @@ from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel.register_comm_hook"
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"static_graph": True, "gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+]
 
 
 def given(values: list[float], dtype: torch.dtype) -> nn.Module:
@@ -53,7 +60,7 @@ def gradient(rank: Rank, model: nn.Module, factor: float, dtype: torch.dtype) ->
 @pytest.mark.parametrize("how", ["positions", "keywords", "DDP"])
 @pytest.mark.world(2)
 def test_state_and_result(world: World, how: str) -> None:
-    """The hook writes to its state and returns a new tensor, in three steps."""
+    """The hook writes to its state and returns a new tensor, in three steps under each option."""
 
     def fourfold(state: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state["calls"] += 1
@@ -64,29 +71,31 @@ def test_state_and_result(world: World, how: str) -> None:
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
         return fourfold(state, bucket)
 
-    def body(rank: Rank) -> tuple[int, list[list[float]]]:
-        state = {"calls": 0}
-        module = given([1.0, 2.0], torch.float32)
-        model: Any = DistributedDataParallel(module.to(rank.device)) if how == "DDP" else replicate.apply(module, rank)
-        if how == "keywords":
-            model.register_comm_hook(state=state, hook=hook)
-        else:
-            model.register_comm_hook(state, hook)
-        gradients = []
-        for _ in range(3):
-            gradients.append(gradient(rank, model, 1.0 + rank.index, torch.float32).tolist())
-            model.zero_grad()
-        return state["calls"], gradients
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            state = {"calls": 0}
+            module = given([1.0, 2.0], torch.float32).to(rank.device)
+            model: Any = DistributedDataParallel(module, **options) if how == "DDP" else None
+            model = model or replicate.apply(module, rank, **options)
+            if how == "keywords":
+                model.register_comm_hook(state=state, hook=hook)
+            else:
+                model.register_comm_hook(state, hook)
+            for step in range(3):
+                found = gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()
+                assert found == [4.0 + 4 * rank.index, 8.0 + 8 * rank.index], (options, step)
+                model.zero_grad()
+            assert state["calls"] == 3, options
 
-    assert_on_ranks([(3, [[4.0 + 4 * rank, 8.0 + 8 * rank]] * 3) for rank in range(world.size)], world.run(body))
+    world.run(body)
 
 
 @requirement(
     "REPL-HOOK-03",
-    "PyTorch's allreduce and fp16 hooks average without overflow if the average itself does not overflow.",
+    "DDP, also with the allreduce or fp16 hook, averages without overflow if the average itself does not overflow.",
     source="torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py: allreduce_hook, fp16_compress_hook",
 )
-@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook"])
+@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "none"])
 @pytest.mark.world(2, 3, 4)
 def test_large_half_precision(world: World, name: str) -> None:
     """Use float16 gradients near the largest finite number, of which each world size has an exact part."""
@@ -94,7 +103,8 @@ def test_large_half_precision(world: World, name: str) -> None:
 
     def body(rank: Rank) -> torch.Tensor:
         model: Any = replicate.apply(given(values, torch.float16), rank)
-        model.register_comm_hook(None, getattr(default_hooks, name))
+        if name != "none":
+            model.register_comm_hook(None, getattr(default_hooks, name))
         return gradient(rank, model, 1.0, torch.float16)
 
     for rank, averaged in enumerate(world.run(body)):
@@ -328,5 +338,154 @@ def test_forms(world: World, how: str) -> None:
                 del hook, state, module, model, owner, kept
         gc.collect()
         assert [(name, steps) for name, steps, found in alive if found() is not None] == []
+
+    world.run(body)
+
+
+def of_number(state, bucket):  # type: ignore[no-untyped-def]
+    return fourfold(bucket)
+
+
+def to_number(state, bucket):  # type: ignore[no-untyped-def]
+    return fourfold(bucket)
+
+
+def annotated(state, bucket):  # type: ignore[no-untyped-def]
+    return fourfold(bucket)
+
+
+of_number.__annotations__ = {"bucket": int}
+to_number.__annotations__ = {"return": int}
+annotated.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
+def future_of_list(state, bucket):  # type: ignore[no-untyped-def]
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([bucket.buffer()])
+    return future
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "number": (1, TypeError, "must be callable"),
+    "none": (None, TypeError, "must be callable"),
+    "dict": ({}, TypeError, "must be callable"),
+    "of a number": (of_number, ValueError, "bucket annotation"),
+    "to a number": (to_number, ValueError, "return annotation"),
+}
+"""Hooks that cannot be registered."""
+FAILING: dict[str, tuple[Any, type[Exception], str]] = {
+    "gives a number": (lambda state, bucket: 1, RuntimeError, "(?i)cast|callback must return"),
+    "gives a tensor": (lambda state, bucket: bucket.buffer(), RuntimeError, "(?i)cast|callback must return"),
+    "gives a list": (future_of_list, RuntimeError, "(?i)cast|Tensor"),
+    "raises": (lambda state, bucket: 1 / 0, ZeroDivisionError, "division"),
+    "raises later": (lambda state, bucket: fourfold(bucket).then(lambda _: 1 / 0), RuntimeError, "ZeroDivisionError"),
+}
+"""Hooks that fail in a backward. Where a hook gives None, PyTorch 2.13 ends the process."""
+
+
+@requirement(
+    "REPL-HOOK-27",
+    "A communication hook of another form is refused, and one that raises, or gives no future, fails the backward.",
+    source=f"{SOURCE}: 'must return a Future'",
+)
+@pytest.mark.world(2)
+def test_wrong_hooks(world: World) -> None:
+    """A refused hook leaves the module as it was: it averages, or takes a hook with the right annotations."""
+
+    def body(rank: Rank) -> None:
+        for name, (hook, kind, says) in WRONG.items():
+            for after in (None, annotated):
+                model: Any = DistributedDataParallel(given([1.0, 2.0], torch.float32).to(rank.device))
+                with pytest.raises(kind, match=says):
+                    model.register_comm_hook(None, hook)
+                if after is not None:
+                    model.register_comm_hook(None, after)
+                found = gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()
+                assert found == ([4.0 + 4 * rank.index, 8.0 + 8 * rank.index] if after else [1.5, 3.0]), name
+            plain: Any = replicate.replicate(given([1.0], torch.float32).to(rank.device))
+            plain.register_comm_hook(None, hook)  # which is given to DDP in the first forward
+            with pytest.raises(kind, match=says):
+                plain(torch.tensor(1.0, device=rank.device))
+        for name, (hook, kind, says) in FAILING.items():
+            model = DistributedDataParallel(given([1.0, 2.0], torch.float32).to(rank.device))
+            model.register_comm_hook(None, hook)
+            loss = model(torch.tensor(1.0, device=rank.device))
+            with pytest.raises(kind, match=says):
+                loss.backward()
+            del loss, model
+            assert name
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-HOOK-28",
+    "The built-in communication hooks average, one of them in float16, and stand in the place of any other hook.",
+    source="torch.nn.parallel.DistributedDataParallel: _register_builtin_comm_hook; BuiltinCommHookType",
+)
+@pytest.mark.world(2)
+def test_built_in_hooks(world: World) -> None:
+    """Both kinds under each option, with numbers that float16 does not have; then a second hook of either sort."""
+    kinds = {"ALLREDUCE": 1.5 * (1 + 2.0**-12), "FP16_COMPRESS": 1.5}
+
+    def body(rank: Rank) -> None:
+        for kind, mean in kinds.items():
+            for options in OPTIONS:
+                model: Any = DistributedDataParallel(given([1.0, 2.0], torch.float32).to(rank.device), **options)
+                replicate.register_builtin_hook(model, kind)
+                for step in range(3):
+                    x = (1.0 + rank.index) * (1 + 2.0**-12)
+                    found = gradient(rank, model, x, torch.float32)
+                    assert found.dtype == torch.float32
+                    assert found.tolist() == [mean, 2 * mean], (kind, options, step)
+                    model.zero_grad()
+            assert replicate.logged(model)["comm_hook"] == f"BuiltinCommHookType.{kind}"
+            model = DistributedDataParallel(given([1.0], torch.float32).to(rank.device))
+            replicate.register_builtin_hook(model, kind)
+            with pytest.raises(RuntimeError, match="called once"):
+                model.register_comm_hook(None, default_hooks.allreduce_hook)
+            model = DistributedDataParallel(given([1.0], torch.float32).to(rank.device))
+            model.register_comm_hook(None, default_hooks.allreduce_hook)
+            with pytest.raises(RuntimeError, match="called once"):
+                replicate.register_builtin_hook(model, kind)
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-HOOK-29",
+    "A communication hook receives the sparse gradient of an embedding, and what it returns is the gradient.",
+    source=f"{SOURCE}; torch.nn.Embedding, torch.nn.EmbeddingBag: sparse",
+)
+@pytest.mark.world(2)
+def test_sparse_gradients(world: World) -> None:
+    """Look up rows of an embedding or a bag, of which ranks share one, under each option, for two steps."""
+
+    def body(rank: Rank) -> None:
+        for kind in (nn.Embedding, nn.EmbeddingBag):
+            for options in OPTIONS:
+                for hooked in (False, True):
+                    layer = kind(4, 2, sparse=True, **({"mode": "sum"} if kind is nn.EmbeddingBag else {}))
+                    nn.init.ones_(layer.weight)
+                    model: Any = DistributedDataParallel(layer.to(rank.device), **options)
+                    sparse: list[bool] = []
+                    if hooked:
+                        model.register_comm_hook(sparse, summed)
+                    for step in range(2):
+                        model(torch.tensor([[rank.index + step, 3]], device=rank.device)).sum().backward()
+                        gradient: Any = layer.weight.grad
+                        factor = 3.0 if hooked else 0.5
+                        right = torch.zeros(4, 2)
+                        for row in (0 + step, 1 + step, 3, 3):
+                            right[row] += factor
+                        assert gradient.is_sparse, (kind, options, hooked, step)
+                        assert torch.equal(gradient.to_dense().cpu(), right), (kind, options, hooked, step)
+                        model.zero_grad()
+                    assert sparse == [True] * (2 if hooked else 0), (kind, options)
+
+    def summed(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        state.append(bucket.buffer().is_sparse)
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: 3 * future.value()[0])
 
     world.run(body)

@@ -76,13 +76,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "After join, all ranks have the parameters and synchronized buffers of the rank that had the most batches.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("where", ["world", "group"])
+@pytest.mark.parametrize("where", ["world", "group", "idle"])
 @pytest.mark.parametrize("last", [0, 2], ids=["first-rank-last", "last-rank-last"])
 @pytest.mark.world(3)
 def test_uneven(world: World, last: int, where: str) -> None:
-    """Train on one, two and four batches, or with two ranks alone, then evenly for two more steps."""
-    batches = BATCHES if last == 2 else BATCHES[::-1]
-    members = [0, 1, 2] if where == "world" else [last, 1]
+    """Train on one, two and four batches, with two ranks alone, or with ranks that have no batch at all."""
+    batches = BATCHES if where != "idle" else [0, 0, 2] if last == 2 else [0, 3, 2]
+    batches = batches if last == 2 else batches[::-1]
+    members = [last, 1] if where == "group" else [0, 1, 2]
 
     def body(rank: Rank) -> None:
         group = rank.subgroup(sorted(members)) if where == "group" else None
@@ -186,6 +187,16 @@ def test_several(world: World, last: int) -> None:
     world.run(body)
 
 
+class Telling(Model):
+    """The model, which tells the other ranks of each forward."""
+
+    def forward(self, x: torch.Tensor, branch: bool = True) -> torch.Tensor:
+        told = torch.ones_like(x)
+        dist.all_reduce(told)
+        assert told.item() == dist.get_world_size()
+        return super().forward(x, branch)
+
+
 def train_until_thrown(model: Any, rank: Rank, done: list[int], options: dict[str, bool]) -> None:
     with model.join(throw_on_early_termination=True, **options):
         for number in range(1 + 2 * rank.index):
@@ -210,7 +221,7 @@ def train_until_thrown(model: Any, rank: Rank, done: list[int], options: dict[st
 )
 @pytest.mark.world(2)
 def test_errors(world: World) -> None:
-    """Rank 1 has two batches more; then both have two batches, an error of their own, and wrong arguments."""
+    """Rank 1 has two batches more, also of a model with a collective of its own; then errors and wrong arguments."""
 
     def body(rank: Rank) -> None:
         def train(model: Any, batches: int) -> list[float]:
@@ -222,7 +233,7 @@ def test_errors(world: World) -> None:
             return gradients
 
         for options in ({}, {"divide_by_initial_world_size": False}):
-            model: Any = DistributedDataParallel(Model().to(rank.device))
+            model: Any = DistributedDataParallel((Telling() if options else Model()).to(rank.device))
             done: list[int] = []
             words = "exhausted all inputs" if rank.index == 0 else "exhausted inputs"
             with pytest.raises(RuntimeError, match=words):

@@ -42,11 +42,25 @@ def test_patterns(world: World, pattern: str, views: bool) -> None:
     assert_on_ranks([[[right] * 4] * 2] * world.size, world.run(body))
 
 
-class Tied(nn.Module):
-    """A weight that two layers share or, with ``within``, that one layer has under two names."""
+TIED: list[dict[str, bool]] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+]
 
-    def __init__(self, within: bool) -> None:
+
+class Tied(nn.Module):
+    """A weight that two layers share or, with ``within``, that one layer has under two names.
+
+    ``left_out``: another such weight is never used.
+    """
+
+    def __init__(self, within: bool, left_out: bool = False) -> None:
         super().__init__()
+        if left_out:
+            self.left, self.out = layer(), layer()
+            self.out.weight = self.left.weight
         self.first = layer()
         if within:
             self.first.register_parameter("other", self.first.weight)
@@ -67,25 +81,27 @@ class Tied(nn.Module):
     "A parameter with two names has the average over ranks of its whole gradient in every step.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState._collect_params; pytorch/pytorch#41324",
 )
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
+@pytest.mark.parametrize("options", TIED, ids=str)
 @pytest.mark.parametrize("within", [False, True], ids=["two-modules", "one-module"])
 @pytest.mark.world(2, 3)
 def test_two_names(world: World, within: bool, options: dict[str, bool]) -> None:
-    """Two modules share a parameter, or one module has two names for it; both are used."""
+    """Two modules share a parameter, or one has two names for it; beside it, another may be unused under both."""
 
     def body(rank: Rank) -> list[Any]:
         with rank.device:  # moving a module may create new parameters, and two for a shared one
-            tied = Tied(within)
+            tied = Tied(within, left_out=bool({"find_unused_parameters", "static_graph"} & options.keys()))
         model = replicate.apply(tied, rank, **options)
         gradients = []
         for number in range(3):
             x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
-            model(x).sum().backward()
+            loss = model(x).sum()
+            loss *= 2  # in place
+            loss.backward()
             gradients.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
             model.zero_grad()
         return gradients
 
-    right = [[[2 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
+    right = [[[4 * average(world.size, 1) * 10**number] * 4] for number in range(3)]
     assert_on_ranks([right] * world.size, world.run(body))
 
 

@@ -58,7 +58,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 
 @requirement(
     "REPL-PAR-01",
-    "The gradient of a parameter of any kind is averaged element by element.",
+    "The gradient of a parameter of any kind is averaged element by element, and has the strides of the parameter.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
@@ -72,6 +72,9 @@ def test_kinds(world: World, views: bool) -> None:
         gradients = []
         for step in range(2):
             (rank.size * model(rank.index, step)).backward()
+            for name, p in model.named_parameters():
+                assert p.grad is not None
+                assert p.grad.stride() == p.stride(), (name, step)
             gradients.append({n: g.to("cpu", copy=True) for n, g in replicate.gradients(model).items()})
             model.zero_grad()
         return gradients

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
 from harness import Rank, World, requirement
@@ -66,3 +67,42 @@ def test_refused(world: World, what: str) -> None:
 
     for message in world.run(body):
         assert re.search(says, message), message
+
+
+NOT_WRAPPED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "uninitialized": (lambda: nn.LazyLinear(2), {}, "uninitialized parameters"),
+    "partly-uninitialized": (lambda: nn.Sequential(layer(), nn.LazyLinear(2)), {}, "uninitialized parameters"),
+    "nothing-to-train": (frozen, {}, "requires a gradient"),
+    "nothing-at-all": (nn.Module, {}, "requires a gradient"),
+    "two-devices": (layer, {"device_ids": [0, 1]}, "single element"),
+    "two-device-types": (lambda: nn.Sequential(layer(), nn.Linear(2, 2, device="meta")), {}, "same type of devices"),
+    "device-of-the-host": (layer, {"device_ids": [torch.device("cpu")]}, "device_ids"),
+    "device-as-text": (layer, {"device_ids": ["cpu"]}, "device_ids"),
+    "index-of-the-host": (layer, {"device_ids": [0]}, "device_ids"),
+    "output-on-another-device": (layer, {"output_device": 1}, "output_device"),
+    "output-on-the-host": (layer, {"output_device": torch.device("cpu")}, "output_device"),
+    "synchronized-norm": (lambda: nn.Sequential(layer(), nn.SyncBatchNorm(2)), {}, "SyncBatchNorm"),
+}
+"""Modules on the host, options, and a pattern of the error."""
+
+
+@requirement(
+    "DDP-REFUSE-01",
+    "DistributedDataParallel refuses a module that it cannot replicate, or devices that the module is not on.",
+    source="torch.nn.parallel.DistributedDataParallel: module, device_ids, output_device",
+)
+@pytest.mark.world(1)
+def test_refused_by_ddp(world: World) -> None:
+    """Wrap modules with uninitialized parameters, none to train, on several devices, or on the host."""
+
+    def body(rank: Rank) -> None:
+        for name, (make, options, says) in NOT_WRAPPED.items():
+            with pytest.raises((RuntimeError, ValueError), match=says) as e:
+                DistributedDataParallel(make(), **options)
+            assert type(e.value) is (
+                RuntimeError if says.split()[0] in ("uninitialized", "requires") else ValueError
+            ), name
+        for ids in (None, [], ()):
+            DistributedDataParallel(layer(), device_ids=ids)
+
+    world.run(body)

@@ -241,31 +241,39 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.world(2, 3)
 def test_unused_at_last(world: World, views: bool) -> None:
-    """Run one branch without synchronization and the other with it, in three steps."""
+    """Run one branch without synchronization and another with it, the same or others on each rank, in three steps."""
 
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, branches: int) -> None:
             super().__init__()
-            self.branches = nn.ModuleList(layer() for _ in range(2))
+            self.branches = nn.ModuleList(layer() for _ in range(branches))
 
         def forward(self, x: torch.Tensor, branch: int) -> torch.Tensor:
             result: torch.Tensor = self.branches[branch](x)
             return result
 
-    def body(rank: Rank) -> list[list[list[float]]]:
-        model = replicate.apply(Model(), rank, find_unused_parameters=True, gradient_as_bucket_view=views)
-        x = torch.full((1, 2), rank.size * (1.0 + rank.index), device=rank.device)
-        gradients = []
-        for _ in range(3):
-            for branch in (0, 1):
-                model.set_requires_gradient_sync(branch == 1)
-                model(x, branch).sum().backward()
-            gradients.append([g.flatten().tolist() for g in replicate.gradients(model).values()])
-            model.zero_grad()
-        return gradients
+    size = world.size
+    each: list[tuple[int, list[list[int]]]] = [
+        (2, [[0, 1]] * size),
+        (2 * size + 1, [[r, size + r] for r in range(size)]),
+    ]
 
-    average = float(sum(range(1, world.size + 1)))
-    assert_on_ranks([[[[average] * 4] * 2] * 3] * world.size, world.run(body))
+    def body(rank: Rank) -> None:
+        for branches, taken in each:
+            options = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+            model: Any = replicate.apply(Model(branches), rank, **options)
+            x = torch.full((1, 2), rank.size * (1.0 + rank.index), device=rank.device)
+            for step in range(3):
+                for number, branch in enumerate(taken[rank.index]):
+                    model.set_requires_gradient_sync(number == 1)
+                    model(x, branch).sum().backward()
+                sums = [sum(r + 1.0 for r in range(size) if i in taken[r]) for i in range(branches)]
+                right = [[total] * 4 if total else None for total in sums]
+                found = [b.weight.grad for b in model.branches]
+                assert [None if g is None else g.flatten().tolist() for g in found] == right, (branches, step)
+                model.zero_grad()
+
+    world.run(body)
 
 
 @requirement(
@@ -323,7 +331,7 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("how", ["replicate", "DDP"])
 @pytest.mark.world(2)
 def test_outputs_left_out(world: World, how: str, container: str) -> None:
-    """The loss has one head, another head on each rank, several or all; options vary buckets and views."""
+    """The loss has one head, another on each rank, several or all; in the last of three rounds gradients add up."""
     used: list[tuple[set[int], set[int]]] = [({0}, {0}), ({0}, {1}), ({0, 1}, {2}), ({2}, {2}), ({0, 1, 2}, {0})]
     every: list[dict[str, Any]] = [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}]
 
@@ -336,21 +344,23 @@ def test_outputs_left_out(world: World, how: str, container: str) -> None:
                 if how == "replicate"
                 else DistributedDataParallel(module, **options)
             )
-            for number, heads in enumerate(used + used):
+            totals = [0.0] * 4  # of the heads and the trunk
+            for number, heads in enumerate(used * 3):
                 outputs: Any = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device))
                 outputs = list(outputs.values() if container == "dict" else outputs)
                 loss: Any = sum(outputs[i].sum() for i in heads[rank.index])
                 loss.backward()
-                uses = [[r + 1.0 for r in range(2) if i in heads[r]] for i in range(3)]
-                for i, head in enumerate(module.heads):
-                    gradient = head.weight.grad
-                    right = 2 * sum(uses[i]) / 2  # the input of a head is twice that of the trunk
-                    assert (gradient is None) == (not uses[i]), f"{options}, step {number}, head {i}"
-                    assert gradient is None or gradient.flatten().tolist() == [right] * 4, f"{options}, {number}, {i}"
-                trunk = module.trunk.weight.grad
-                assert trunk is not None
-                assert trunk.flatten().tolist() == [2 * sum(sum(use) for use in uses) / 2] * 4, f"{options}, {number}"
-                module.zero_grad()
+                uses = [sum(r + 1.0 for r in range(2) if i in heads[r]) for i in range(3)]
+                for i, use in enumerate((*uses, sum(uses))):
+                    totals[i] += 2 * use / 2  # the input of a head is twice that of the trunk
+                for i, part in enumerate((*module.heads, module.trunk)):
+                    gradient = part.weight.grad
+                    assert (gradient is None) == (not totals[i]), f"{options}, step {number}, head {i}"
+                    right = [totals[i]] * 4
+                    assert gradient is None or gradient.flatten().tolist() == right, f"{options}, {number}, {i}"
+                if number < 2 * len(used):
+                    module.zero_grad()
+                    totals = [0.0] * 4
 
     world.run(body)
 

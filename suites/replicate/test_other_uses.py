@@ -1,0 +1,288 @@
+"""A module under DDP that is used in other ways than a forward and a backward of all ranks in turn."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.layers import layer
+from fixtures.scaling import check_scaling
+from harness import Rank, World, requirement
+from harness.stacks import replicate
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel"
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"bucket_cap_mb": 1e-6},
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+]
+
+LAYERS = ("first", "second", "third")
+"""The layers of the model that check_scaling trains."""
+
+
+class Both(nn.Module):
+    """Two layers, whose outputs are returned apart, or of which the second is returned without being called."""
+
+    def __init__(self, called: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.called = layer(), layer(), called
+        self.register_buffer("level", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return self.first(x) * self.level, self.second(x) if self.called else self.second  # type: ignore[operator]
+
+
+def numbers(gradients: dict[str, torch.Tensor]) -> list[float]:
+    """Return the number that all elements of each gradient are."""
+    assert all(bool((g == g.flatten()[0]).all()) for g in gradients.values())
+    return [g.flatten()[0].item() for g in gradients.values()]
+
+
+def given(rank: Rank) -> torch.Tensor:
+    return torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+
+
+@requirement(
+    "REPL-CALL-08",
+    "functional_call of a module under DDP uses what it is given, with own gradients, and leaves the module as it was.",
+    source="torch.func.functional_call; torch.nn.parallel.DistributedDataParallel",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_functional_call(world: World, how: str) -> None:
+    """Call with all parameters and a buffer, or with some, after a step, or before the first one of DDP.
+
+    If the first forward after replicate() is such a call, PyTorch 2.13 never averages the module's own gradients.
+    """
+
+    def body(rank: Rank) -> None:
+        own = 1.0 + rank.index
+        for options in OPTIONS:
+            if "static_graph" in options:
+                continue
+            for late in (False, True) if how == "DDP" else (True,):
+                module = Both().to(rank.device)
+                model: Any = replicate.replicate(module, **options) if how == "replicate" else None
+                model = model or DistributedDataParallel(module, **options)
+                prefix = "module." if how == "DDP" else ""
+                if late:
+                    torch.cat(model(given(rank))).sum().backward()
+                    model.zero_grad()
+                for names in (["first.weight", "second.weight", "level"], ["second.weight"]):
+                    others = {n: torch.full((2, 2) if "w" in n else (2,), 5.0, device=rank.device) for n in names}
+                    for name in names:
+                        others[name].requires_grad_("weight" in name)
+                    named = {prefix + name: value for name, value in others.items()}
+                    output = torch.func.functional_call(model, named, (given(rank),))
+                    scale = 25.0 if "level" in names else 1.0
+                    assert [part[0, 0].item() for part in output] == [2 * own * scale, 10 * own], (options, names)
+                    loss = output[0] + output[1] if "level" in names else output[1]
+                    loss.sum().backward()
+                    gradients = {name: value.grad for name, value in others.items() if value.grad is not None}
+                    right = {"first.weight": 5.0 * own, "second.weight": own}
+                    assert numbers(gradients) == [right[name] for name in gradients], (options, names)
+                    assert list(gradients) == [name for name in names if "weight" in name]
+                    assert all(p.grad is None for p in module.parameters()), (options, names)
+                    assert all(bool((t == 1).all()) for t in module.state_dict().values()), (options, names)
+                for step in range(2):
+                    torch.cat(model(given(rank))).sum().backward()
+                    assert numbers(replicate.gradients(module)) == [1.5, 1.5], (options, late, step)
+                    model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-CALL-09",
+    "Without find_unused_parameters alone, layers may be called after the forward, and outputs have a backward each.",
+    source=f"{SOURCE}: find_unused_parameters; static_graph, 'model parameters outside of forward function'",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_outside_of_the_forward(world: World, how: str) -> None:
+    """Run two backwards in either order, then call a layer that a forward returned, for three steps."""
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            for called in (True, False):
+                if called and {"find_unused_parameters", "static_graph"} & options.keys():
+                    continue  # the outputs have one graph
+                module = Both(called).to(rank.device)
+                model: Any = replicate.replicate(module, **options) if how == "replicate" else None
+                model = model or DistributedDataParallel(module, **options)
+                if "find_unused_parameters" in options:
+                    output, second = model(given(rank))
+                    with pytest.raises(RuntimeError, match=r"twice.*") as e:
+                        second(output).sum().backward()
+                    assert "first.weight" not in str(e.value)
+                    continue
+                for step in range(3):
+                    output, other = model(given(rank))
+                    losses = [output.sum(), other.sum()] if called else [other(output).sum()]
+                    for loss in losses[:: 1 if step % 2 else -1]:
+                        loss.backward()
+                    right = [1.5, 1.5] if called else [3.0, 3.0]
+                    assert numbers(replicate.gradients(module)) == right, (options, called, step)
+                    model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-ACC-02",
+    "Steps of the module inside DDP accumulate the rank's own gradients, which the next step of DDP averages.",
+    source=f"{SOURCE}: module; gradients are reduced by hooks on parameters",
+)
+@requirement(
+    "DDP-MODE-02",
+    "A forward that synchronizes no buffers sends nothing in evaluation, so that one rank may evaluate alone.",
+    source=f"{SOURCE}: eval; forward_sync_buffers",
+)
+@pytest.mark.usefixtures("with_buckets")
+@pytest.mark.world(2)
+def test_alone(world: World) -> None:
+    """Ranks run different numbers of steps of the inner module, thrice; then one rank evaluates, and all train on.
+
+    With a static graph, PyTorch 2.13 averages nothing in the step after one of the inner module.
+    """
+
+    def body(rank: Rank) -> None:
+        for number, options in enumerate(OPTIONS):
+            module = nn.Sequential(layer(), layer()).to(rank.device)
+            model = DistributedDataParallel(module, **options)
+            for step in range(3) if "static_graph" not in options else ():
+                inner = [step, 2][rank.index]
+                for _ in range(inner):
+                    module(given(rank)).sum().backward()
+                own = 2.0 * (1.0 + rank.index)
+                assert numbers(replicate.gradients(module)) == [own * inner] * 2 * (inner > 0), (options, step)
+                model(given(rank)).sum().backward()
+                mean = 2.0 * (1.0 * (step + 1) + 2.0 * 3) / 2
+                assert numbers(replicate.gradients(module)) == [mean] * 2, (options, step)
+                model.zero_grad()
+            if rank.index == number % 2:
+                model.eval()
+                for gradients in (True, False):
+                    with torch.set_grad_enabled(gradients):
+                        assert model(given(rank))[0, 0].item() == 4.0 * (1.0 + rank.index), options
+                model.train()
+            model(given(rank)).sum().backward()
+            assert numbers(replicate.gradients(module)) == [3.0, 3.0], options
+
+    world.run(body)
+
+
+class Undefined(torch.autograd.Function):
+    """The identity, whose backward gives no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None
+
+
+class Passing(nn.Module):
+    """Two layers, of which the second gets no gradient in some forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layer(), layer()
+
+    def forward(self, x: torch.Tensor, undefined: bool) -> torch.Tensor:
+        y: torch.Tensor = self.second(x)
+        result: torch.Tensor = self.first(x) + (Undefined.apply(y) if undefined else y)  # type: ignore[no-untyped-call]
+        return result
+
+
+@requirement(
+    "REPL-UNUSED-06",
+    "With find_unused_parameters, parameters whose gradients a backward leaves undefined have none, or the average.",
+    source=f"{SOURCE}: find_unused_parameters; torch.autograd.Function: 'return None'",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_undefined_gradients(world: World, how: str) -> None:
+    """A function within the module or after it gives no gradient, on both ranks or on one, in some of five steps."""
+
+    def body(rank: Rank) -> None:
+        for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-6}):
+            for inside in (False, True):
+                module = Passing().to(rank.device)
+                options = {"find_unused_parameters": True, **options}
+                model: Any = replicate.replicate(module, **options) if how == "replicate" else None
+                model = model or DistributedDataParallel(module, **options)
+                for step, which in enumerate(([0, 1], [], [0], [0, 1], [1])):
+                    undefined = rank.index in which
+                    output = model(given(rank), undefined and inside)
+                    if undefined and not inside:
+                        output = Undefined.apply(output)  # type: ignore[no-untyped-call]
+                    output.sum().backward()
+                    sums = sum(r + 1.0 for r in range(2) if r not in which)
+                    second = sums / 2 if sums else None
+                    right = [1.5 if inside else second, second]
+                    found = [None if p.grad is None else p.grad[0, 0].item() for p in module.parameters()]
+                    assert found == right, (options, inside, step)
+                    model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-AGAIN-01",
+    "A module whose DDP is gone, even after a backward that failed, can be wrapped again, and averages once.",
+    source=f"{SOURCE}: module",
+)
+@pytest.mark.world(2)
+def test_wrapped_again(world: World) -> None:
+    """Wrap a module time and again, with other options, after no step, whole steps, or one that failed midway."""
+
+    def failing(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        for number, options in enumerate(OPTIONS + OPTIONS[::-1]):
+            model = DistributedDataParallel(module, **options)
+            if number % 3 == 0:
+                x = module[0](given(rank)).requires_grad_()
+                output = model(x)
+                x.register_hook(failing)
+                with pytest.raises(ZeroDivisionError):
+                    output.sum().backward()
+                module.zero_grad()
+                del output, x
+                continue
+            for step in range(3 * (number % 3 - 1)):
+                model(given(rank)).sum().backward()
+                assert numbers(replicate.gradients(module)) == [3.0, 3.0], (number, step)
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-SCALE-01",
+    "A GradScaler unscales averaged gradients as on one device, and skips a step with one that is not finite.",
+    source="torch.amp.GradScaler: scale, unscale_, step, update",
+)
+@pytest.mark.world(2)
+def test_scaling(world: World) -> None:
+    """Step with finite gradients, with one that has an infinity or a NaN, and again, by every option."""
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            wrap = functools.partial(replicate.apply, rank=rank, **options)
+            check_scaling(rank, lambda rank, model, wrap=wrap: (wrap(model), rank.index, 2), *LAYERS)  # type: ignore[misc]
+
+    world.run(body)
