@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.operators import close
 from fixtures.placements import MORE_OPERATORS, laid_out
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
@@ -183,15 +184,8 @@ def _right(expected: torch.Tensor, found: DTensor) -> bool:
     if found.shape != expected.shape:
         return False
     if any(placement.is_partial() for placement in found.placements):
-        return _same(expected, found.full_tensor())
-    return _same(laid_out(expected, found.device_mesh, found.placements), found.to_local())
-
-
-def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Return whether two tensors have one dtype and shape, and equal values but for float64's rounding."""
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return False
-    return torch.allclose(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+        return close(expected, found.full_tensor())
+    return close(laid_out(expected, found.device_mesh, found.placements), found.to_local())
 
 
 @requirement(
@@ -337,7 +331,7 @@ def test_gradients(world: World, kind: str) -> None:
                 (found * _laid_out(weights, rank, rank.mesh(), (back,))).sum().full_tensor().backward()
                 gradient: Any = given.grad
                 assert plain.grad is not None
-                if not _same(plain.grad, gradient.full_tensor()):
+                if not close(plain.grad, gradient.full_tensor()):
                     wrong.append(f"{name} of {placement} over {dim}")
         return wrong
 
