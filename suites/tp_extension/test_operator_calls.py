@@ -1,0 +1,270 @@
+"""How operators of DTensors are called: in place, with out=, several times, without communication, on two dimensions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from fixtures.operators import Operands, Operator, choices, classes, close, distributed, floats, right
+from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
+
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
+
+A, B, CUBE = floats(5, 7), floats(5, 7, start=3), floats(2, 5, 6)
+ROW, MATRIX = floats(7), floats(7, 4, start=1)
+
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "add_": lambda x, y: x.add_(y),
+    "sub_": lambda x, y: x.sub_(y, alpha=2),
+    "mul_": lambda x, y: x.mul_(y),
+    "div_": lambda x, y: x.div_(y.abs() + 1),
+    "copy_": lambda x, y: x.copy_(y),
+    "copy_ of a row": lambda x, y: x.copy_(y[2]),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 2.0),
+    "add_ of a number": lambda x, y: x.add_(1),
+    "mul_ by a number": lambda x, y: x.mul_(2),
+    "pow_": lambda x, y: x.pow_(2),
+    "neg_": lambda x, y: x.neg_(),
+    "zero_": lambda x, y: x.zero_(),
+    "clamp_": lambda x, y: x.clamp_(max=2),
+    "relu_": lambda x, y: x.relu_(),
+    "exp_": lambda x, y: x.exp_(),
+    "sigmoid_": lambda x, y: x.sigmoid_(),
+    "operator": lambda x, y: x.__iadd__(y),
+    "out of add": lambda x, y: torch.add(y, y, out=x),
+    "out of mul": lambda x, y: torch.mul(y, 2, out=x),
+    "out of maximum": lambda x, y: torch.maximum(y, y, out=x),
+}
+"""Functions that change their first tensor and return it."""
+NOT_LINEAR = (
+    "add_ of a number",
+    "addcmul_",
+    "lerp_",
+    "masked_fill_",
+    "pow_",
+    "clamp_",
+    "relu_",
+    "exp_",
+    "sigmoid_",
+    "out of maximum",
+)
+"""Those that cannot be computed from the parts of a pending sum."""
+
+
+@requirement(
+    "TP-WRITE-01",
+    "An in-place operator, or one with out=, returns the DTensor that it has changed, in the placements that it had.",
+    source="torch.Tensor: in-place operators; torch.add: out; pytorch/pytorch#163374",
+)
+@requirement(
+    "TP-WRITE-02",
+    "An in-place operator that a DTensor's placements do not allow raises an error on every rank and changes nothing.",
+    source="torch.Tensor: in-place operators; pytorch/pytorch#163374",
+)
+@pytest.mark.world(2)
+def test_in_place(world: World) -> None:
+    """Give both tensors each placement; a pending sum may refuse a shard, and must refuse what is not linear."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for (name, change), of, by in itertools.product(IN_PLACE.items(), choices(A), choices(B)):
+            case = f"{name} of {of} by {by}"
+            x, y = (distributed(t.to(rank.device).clone(), p, rank, mesh) for t, p in ((A, of), (B, by)))
+            before, other = x.to_local().clone(), y.to_local().clone()
+            copied = x.clone()
+            kept = copied.to_local().clone()
+            expected = change(A.to(rank.device).clone(), B.to(rank.device))
+            try:
+                found = change(x, y)
+            except RuntimeError:
+                if not of.is_partial() or not (name in NOT_LINEAR or by.is_shard()):
+                    wrong.append(f"{case}: refused")
+                if not (torch.equal(before, x.to_local()) and x.placements == (of,)):
+                    wrong.append(f"{case}: changed, though refused")
+                continue
+            if of.is_partial() and name in NOT_LINEAR:
+                wrong.append(f"{case}: not refused")
+            if found is not x or x.placements != (of,):
+                wrong.append(f"{case}: another tensor, or other placements")
+            if not right(expected, x):
+                wrong.append(case)
+            if not (torch.equal(other, y.to_local()) and torch.equal(kept, copied.to_local())):
+                wrong.append(f"{case}: changes the other tensor, or a clone")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "t": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1),
+    "slice": lambda x: x[..., ::2],
+    "select": lambda x: x[..., 1],
+    "split": lambda x: x.split(2, 2)[1],
+    "mT": lambda x: x.mT,
+    "view": lambda x: x.view(3, 2, 4, 3, 2),
+    "flattened": lambda x: x.flatten(2),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "alias": lambda x: x[:],
+}
+"""Views of a tensor of four dimensions, or three, that leave the first one, or move it whole."""
+
+
+@requirement(
+    "TP-VIEW-01",
+    "A view of a DTensor has the shape, stride and contiguity of the plain tensor's view.",
+    source="torch.Tensor: stride, is_contiguous; torch.distributed.tensor.DTensor",
+)
+@requirement(
+    "TP-VIEW-02",
+    "A view that keeps the sharded dimension shares the memory of its DTensor, whatever the sizes of shards.",
+    source="torch.Tensor.view; torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@requirement(
+    "TP-VIEW-03",
+    "contiguous() of a DTensor is contiguous, on each rank as in the whole, and its gradient is that of the tensor.",
+    source="torch.Tensor.contiguous; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_views(world: World) -> None:
+    """Three, one or no rows are not divided evenly; a rank's part may be empty."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for rows, placement, (name, view) in itertools.product(
+            (3, 4, 1), (Replicate(), Shard(0), Partial()), KEPT.items()
+        ):
+            whole = floats(rows, 4, 6).to(rank.device)
+            if name == "view":
+                view = lambda x, rows=rows: x.view(rows, 2, 2, 3, 2)  # noqa: E731
+            case = f"{name} of {rows} rows, {placement}"
+            x = distributed(whole, placement, rank, mesh)
+            at = messages.launched()
+            expected, found = view(whole), view(x)
+            if (found.shape, found.stride(), found.is_contiguous()) != (
+                expected.shape,
+                expected.stride(),
+                expected.is_contiguous(),
+            ):
+                wrong.append(f"{case}: stride {found.stride()}")
+            local, own = found.to_local(), x.to_local()
+            if local.untyped_storage().data_ptr() != own.untyped_storage().data_ptr() or messages.launched() != at:
+                wrong.append(f"{case}: copied")
+            if not right(expected, found):
+                wrong.append(case)
+            if local.numel():
+                packed = found.contiguous()
+                if not (packed.is_contiguous() and packed.to_local().is_contiguous() and right(expected, packed)):
+                    wrong.append(f"{case}: contiguous")
+        for placement in Replicate(), Shard(0), Shard(1), Shard(2):
+            whole = floats(3, 5, 6).to(rank.device)
+            x = distributed(torch.zeros_like(whole), placement, rank, mesh).requires_grad_()
+            x.transpose(0, 2).contiguous().backward(distributed(whole.transpose(0, 2), Replicate(), rank, mesh))
+            if x.grad is None or not right(whole, x.grad):  # type: ignore[arg-type]
+                wrong.append(f"gradient of contiguous, {placement}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
+    "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
+    "max": (lambda x, a: x.max(a).values, (0, 1, -1)),
+    "aminmax": (lambda x, a: torch.stack(torch.aminmax(x, dim=a)), (None, 1, 0)),
+    "std": (lambda x, a: x.std(0, correction=a), (1, 0, 2)),
+    "norm": (lambda x, a: torch.linalg.vector_norm(x, *a), ((2,), (1,), (2, 0), (2, 1))),
+    "softmax": (lambda x, a: x.softmax(a), (0, 1)),
+    "cumsum": (lambda x, a: x.cumsum(a), (1, 0)),
+    "sort": (lambda x, a: x.sort(a[0], descending=a[1]).values, ((0, False), (1, False), (0, True))),
+    "topk": (lambda x, a: x.topk(*a).values, ((2, 0), (3, 0), (2, 1), (2, 0, False))),
+    "argmax": (lambda x, a: (x * 7 + x.cumsum(1)).argmax(a), (1, 0)),
+    "roll": (lambda x, a: x.roll(*a), ((1, 0), (2, 0), (1, 1), (3,))),
+    "flip": (lambda x, a: x.flip(a), (0, 1, (0, 1))),
+    "triu": (lambda x, a: x.triu(a), (0, 1, -1)),
+    "diagonal": (lambda x, a: x.diagonal(a), (0, 2)),
+    "slice": (lambda x, a: x[a], (slice(1, 3), slice(2, 4), slice(0, 4, 2), (slice(None), slice(1, 3)))),
+    "select": (lambda x, a: x.select(*a), ((0, 1), (0, 2), (1, 2), (1, -1))),
+    "narrow": (lambda x, a: x.narrow(*a), ((0, 0, 2), (0, 1, 2), (1, 1, 2))),
+    "chunk": (lambda x, a: x.chunk(*a)[1], ((2, 0), (3, 0), (2, 1))),
+    "unsafe_chunk": (lambda x, a: torch.unsafe_chunk(x, *a)[1], ((2, 0), (3, 0), (2, 1))),
+    "split": (lambda x, a: x.split(*a)[1], ((2, 0), ([1, 4], 0), ([3, 2], 0), (2, 1))),
+    "unbind": (lambda x, a: x.unsqueeze(-1).expand(5, 7, 3).unbind(2)[a], (0, 2)),
+    "cat": (lambda x, a: torch.cat([x, x], a), (0, 1)),
+    "stack": (lambda x, a: torch.stack([x, x], a), (0, 1, 2)),
+    "transpose": (lambda x, a: x.unsqueeze(0).transpose(*a), ((1, 2), (0, 1), (0, 2))),
+    "permute": (lambda x, a: x.unsqueeze(0).permute(a), ((0, 2, 1), (2, 1, 0), (1, 0, 2))),
+    "unsqueeze": (lambda x, a: x.unsqueeze(a), (0, 1, 2)),
+    "expand": (lambda x, a: x.expand(a, 5, 7), (2, 3)),
+    "repeat": (lambda x, a: x.unsqueeze(0).repeat(a), ((2, 1, 1), (3, 1, 1))),
+    "view": (lambda x, a: x.unsqueeze(0).view(a), ((5, 7), (1, 5, 7), (5, 1, 7))),
+    "pad": (
+        lambda x, a: functional.pad(x, *a),
+        (((1, 1),), ((2, 0),), ((0, 0, 1, 1),), ((1, 1), "constant", 2.0), ((1, 1), "constant", 3.0)),
+    ),
+    "clamp": (lambda x, a: x.clamp(*a), ((-1, 1), (-2, 1), (None, 3))),
+    "add": (lambda x, a: torch.add(x, 1, alpha=a), (1, 2, -1)),
+    "add of both": (lambda x, a: torch.add(x, x, alpha=a), (1, 2)),
+    "pow": (lambda x, a: x**a, (2, 3)),
+    "lerp": (lambda x, a: torch.lerp(x, x * 2, a), (0.5, 0.25)),
+    "masked_fill": (lambda x, a: x.masked_fill(x > 0, a), (1.0, 2.0)),
+    "leaky_relu": (lambda x, a: functional.leaky_relu(x, a), (0.5, 0.25)),
+    "gelu": (lambda x, a: functional.gelu(x, approximate=a), ("none", "tanh")),
+    "conversion": (lambda x, a: x.to(a), (torch.int32, torch.bool, torch.float32)),
+    "full_like": (lambda x, a: torch.full_like(x, a), (2.0, 3.0)),
+    "new_full": (lambda x, a: x.new_full(*a), (((5, 7), 2.0), ((3, 2), 2.0), ((5, 7), 3.0), ((7,), 3.0))),
+    "new_zeros": (lambda x, a: x.new_zeros(a), ((5, 7), (2,))),
+    "new_empty_strided": (lambda x, a: x.new_empty_strided(*a).zero_(), (((5, 7), (7, 1)), ((5, 3), (3, 1)))),
+    "histc": (lambda x, a: x.histc(*a), ((4, -5, 5), (3, -5, 5), (4, -3, 3))),
+    "one_hot": (lambda x, a: functional.one_hot(x.abs().long(), a), (6, 8)),
+    "layer_norm": (lambda x, a: functional.layer_norm(x, *a), (((7,),), ((5, 7),), ((7,), None, None, 1.0))),
+    "group_norm": (lambda x, a: functional.group_norm(x[:4, :6], a), (2, 3)),
+    "cross_entropy": (
+        lambda x, a: functional.cross_entropy(x, (x[:, 0] > 0).long(), ignore_index=a, reduction="sum"),
+        (-100, 1, 0),
+    ),
+    "einsum": (lambda x, a: torch.einsum(a, x, x), ("ij,ij->i", "ij,ij->j", "ij,kj->ik", "ij,ik->jk")),
+    "interpolate": (lambda x, a: functional.interpolate(x[None, None], scale_factor=a), (2, 3)),
+    "max_pool2d": (lambda x, a: functional.max_pool2d(x[None, None], a), (2, 3)),
+    "gather": (lambda x, a: x.gather(a, (x > 0).long()), (0, 1)),
+    "index_select": (lambda x, a: x.index_select(a, (x[:3, 0] > 0).long()), (0, 1)),
+    "scatter": (lambda x, a: x.scatter(a[0], (x > 0).long(), a[1]), ((0, 1.0), (1, 1.0), (0, 2.0))),
+    "embedding": (lambda x, a: functional.embedding((x[0] > 0).long(), x, padding_idx=a), (None, 0, 1)),
+}
+"""Functions of a matrix and of an argument that is no tensor, with its values."""
+
+
+@requirement(
+    "TP-AGAIN-01",
+    "An operator that is called again on the same DTensors, with other numbers, dimensions or sizes, gives their result.",
+    source=f"{SOURCE}; pytorch/pytorch#149764",
+)
+@pytest.mark.world(2)
+def test_again(world: World) -> None:
+    """Call each function with its arguments one after the other, and with the first one again."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
+        for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), AGAIN.items()):
+            x = distributed(whole, placement, rank, mesh)
+            for argument in (*arguments, arguments[0]):
+                case = f"{name} of {placement} with {argument}"
+                try:
+                    if not right(function(whole, argument), function(x, argument)):
+                        wrong.append(case)
+                except (NotImplementedError, RuntimeError, AssertionError) as error:
+                    wrong.append(f"{case}: {type(error).__name__}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
