@@ -7,16 +7,17 @@ not divisible by the world size, but for dimensions that a view joins or splits,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import attention, functional
 
 from fixtures.operators import Operands, Operator, choices, classes, combinations, distributed, floats, right
-from fixtures.placements import MORE_OPERATORS, REDUCED
+from fixtures.placements import MORE_OPERATORS, laid_out
 from harness import Rank, World, assert_on_ranks, requirement
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
@@ -394,6 +395,109 @@ def test_taken(world: World, family: str) -> None:
                         wrong.append(f"{case}: a gradient of operand {i}, or none")
                     elif due is not None and not right(due, gradient):  # type: ignore[arg-type]
                         wrong.append(f"{case}: gradient of operand {i}, {back} on the way back")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+DEEP: tuple[tuple[Placement, Placement], ...] = (
+    (Shard(0), Shard(0)),
+    (Shard(0), Shard(1)),
+    (Shard(1), Shard(0)),
+    (Partial(), Shard(0)),
+    (Shard(1), Partial()),
+    (Replicate(), Shard(1)),
+    (Partial(), Partial()),
+)
+"""Placements on a mesh of two dimensions."""
+FLAT = ("activations", "products", "indexing", "losses")
+"""Families of which every second operator is tried with these."""
+
+
+def _deep(operand: torch.Tensor, placements: Sequence[Placement], rank: Rank, mesh: Any) -> DTensor:
+    """Lay a tensor out on a mesh of two dimensions; the first of the ranks that have parts of a sum has another one."""
+    pending = [i for i, placement in enumerate(placements) if placement.is_partial()]
+    if not pending:
+        return distribute_tensor(operand, mesh, placements, src_data_rank=None)
+    others = math.prod(mesh.size(i) for i in pending) - 1
+    first = not any(mesh.get_local_rank(i) for i in pending)
+    part = laid_out(operand - others if first else torch.ones_like(operand), mesh, placements).contiguous()
+    return DTensor.from_local(part, mesh, placements, shape=operand.shape, stride=operand.stride())
+
+
+@requirement(
+    "TP-MODEL-03",
+    "An operator on DTensors of a mesh of two dimensions gives the plain tensor's result and gradients, however each "
+    "mesh dimension shards them or leaves them pending.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_two_dimensions(world: World) -> None:
+    """Each operator gets one placement, the next one another; its other operands are replicated."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        for family, (name, (operator, given)) in ((family, row) for family in FLAT for row in FAMILIES[family].items()):
+            operands = tuple(operand.to(rank.device) for operand in given)
+            i = next((i for i, x in enumerate(operands) if x.is_floating_point() or x.is_complex()), 0)
+            layouts = [p for p in DEEP if all(not isinstance(x, Shard) or x.dim < operands[i].dim() for x in p)]
+            if (
+                operands[i].dim() and operands[i].size(0) < 4
+            ):  # PyTorch 2.13 joins dimensions although a rank has nothing of the first
+                layouts = [p for p in layouts if p != (Shard(0), Shard(0))]
+            if not (operands[i].is_floating_point() or operands[i].is_complex()):
+                layouts = [p for p in layouts if not any(x.is_partial() for x in p)]
+            placements = layouts[count % len(layouts)]
+            case = f"{name} of {', '.join(map(str, placements))}"
+            training = operands[i].is_floating_point() and name not in WITHOUT_GRADIENT
+            plain = [x.clone().requires_grad_(training and i == j) for j, x in enumerate(operands)]
+            own = [
+                _deep(x.clone(), placements if i == j else (Replicate(),) * 2, rank, mesh).requires_grad_(
+                    training and i == j
+                )
+                for j, x in enumerate(operands)
+            ]
+            try:
+                expected, found = operator(*plain), operator(*own)
+                if not right(expected.detach(), found.detach()):
+                    wrong.append(case)
+                if not found.requires_grad:
+                    continue
+                weights = floats(*expected.shape, start=2).to(rank.device)
+                expected.backward(weights)
+                found.backward(_deep(weights, (Replicate(),) * 2, rank, mesh))
+                if not right(plain[i].grad, own[i].grad):  # type: ignore[arg-type]
+                    wrong.append(f"gradient of {case}")
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{case}: {error!r:.150}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-MODEL-04",
+    "An operator on DTensors gives the same result in inference mode, in which PyTorch does not split it into others.",
+    source="torch.inference_mode; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_inference(world: World) -> None:
+    """Shard one operand of each operator, in each of its dimensions."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (operator, given) in FAMILIES["products"].items():
+            operands = tuple(operand.to(rank.device) for operand in given)
+            with torch.inference_mode():
+                expected = operator(*operands)
+                for i, dim in ((i, dim) for i, operand in enumerate(operands) for dim in range(operand.dim())):
+                    placements = [Shard(dim) if i == j else Replicate() for j in range(len(operands))]
+                    own = [distributed(x, p, rank, mesh) for x, p in zip(operands, placements, strict=True)]
+                    try:
+                        if not right(expected, operator(*own)):
+                            wrong.append(f"{name} of {', '.join(map(str, placements))}")
+                    except (NotImplementedError, RuntimeError, AssertionError) as error:
+                        wrong.append(f"{name} of {', '.join(map(str, placements))}: {type(error).__name__}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
