@@ -1,4 +1,4 @@
-"""How operators of DTensors are called: in place, with out=, several times, without communication, on two dimensions."""
+"""How operators of DTensors are called: in place, with out=, several times, with lists, without communication."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.nn import functional
 
 from fixtures.operators import Operands, Operator, choices, classes, close, distributed, floats, right
-from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out
+from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
+from harness.stacks.tp_extension import foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -336,7 +337,7 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "padded pending sum": (lambda a: functional.pad(a, (1, 1)), (A,), (Partial(),), True),
     "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
 }
-"""Operators with their operands and these operands' placements; the last value: whether the backward is free as well."""
+"""Operators with their operands and these operands' placements; last, whether the backward is free as well."""
 
 
 @requirement(
@@ -452,6 +453,67 @@ def test_two_pending(world: World) -> None:
                     expected = operator(*wholes)
                     if not (right(expected, found) if isinstance(found, DTensor) else close(expected, found)):
                         wrong.append(case)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LISTS: dict[str, Callable[[list[Any], list[Any]], Any]] = {
+    "add": lambda a, b: foreach("add")(a, b, alpha=3),
+    "sub": lambda a, b: foreach("sub")(a, b),
+    "mul": lambda a, b: foreach("mul")(a, b),
+    "div": lambda a, b: foreach("div")(a, [x.abs() + 1 for x in b]),
+    "add of a number": lambda a, b: foreach("add")(a, 2.0),
+    "mul by a number": lambda a, b: foreach("mul")(a, 2.0),
+    "mul by numbers": lambda a, b: foreach("mul")(a, [1.0, -2.0, 3.0]),
+    "mul by a tensor": lambda a, b: foreach("mul")(a, torch.tensor(3.0, dtype=torch.float64)),
+    "neg": lambda a, b: foreach("neg")(a),
+    "abs": lambda a, b: foreach("abs")(a),
+    "norm": lambda a, b: foreach("norm")(a),
+    "norm of order 1": lambda a, b: foreach("norm")(a, 1),
+    "addcmul": lambda a, b: foreach("addcmul")(a, b, b, 2.0),
+    "lerp": lambda a, b: foreach("lerp")(a, b, 0.5),
+    "maximum": lambda a, b: foreach("maximum")(a, b),
+    "pow": lambda a, b: foreach("pow")(a, 2.0),
+    "add_": lambda a, b: foreach("add_")(a, b) or a,
+    "mul_": lambda a, b: foreach("mul_")(a, 0.5) or a,
+}
+"""Functions of lists."""
+
+
+@requirement(
+    "TP-FOREACH-01",
+    "A foreach function of DTensors, one sharded, one replicated and one pending, treats each as alone, on its mesh.",
+    source="torch: Foreach Operations; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(4)
+def test_lists(world: World) -> None:
+    """Put all tensors of a list on the same mesh of two ranks, or on different ones, in turn in each placement."""
+
+    def body(rank: Rank) -> list[str]:
+        deep, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        firsts, seconds = (A, CUBE, B), (B, CUBE - 1, A)
+        layouts = (Replicate(), Shard(0), Shard(1), Partial())
+        for turn, (name, function) in itertools.product(range(4), LISTS.items()):
+            meshes = [deep[("dp", "tp")[(turn * i) % 2]] for i in range(3)]
+            lists = []
+            for tensors in firsts, seconds:
+                own = []
+                for i, (tensor, mesh) in enumerate(zip(tensors, meshes, strict=True)):
+                    layout = layouts[(turn + i) % 4]
+                    whole = tensor.to(rank.device).clone()
+                    if layout.is_partial():
+                        part = whole - 1 if mesh.get_local_rank() == 0 else torch.ones_like(whole)
+                        own.append(DTensor.from_local(part, mesh, [layout]))
+                    else:
+                        own.append(distribute_tensor(whole, mesh, [layout], src_data_rank=None))
+                lists.append(own)
+            case = f"{name}, {turn}"
+            expected = function(*([tensor.to(rank.device).clone() for tensor in x] for x in (firsts, seconds)))
+            found = function(*lists)
+            for i, (one, due) in enumerate(zip(found, expected, strict=True)):
+                if one.device_mesh != meshes[i] or not right(due, one):
+                    wrong.append(f"{case}: tensor {i}, {layouts[(turn + i) % 4]}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
