@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from fixtures.operators import Operands, Operator, choices, classes, close, distributed, floats, right
+from fixtures.operators import Operands, Operator, attention, choices, classes, close, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
 
 A, B, CUBE = floats(5, 7), floats(5, 7, start=3), floats(2, 5, 6)
+HEADS = floats(2, 4, 5, 4) / 4
 ROW, MATRIX = floats(7), floats(7, 4, start=1)
 
 IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
@@ -223,6 +224,8 @@ AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "leaky_relu": (lambda x, a: functional.leaky_relu(x, a), (0.5, 0.25)),
     "gelu": (lambda x, a: functional.gelu(x, approximate=a), ("none", "tanh")),
     "conversion": (lambda x, a: x.to(a), (torch.int32, torch.bool, torch.float32)),
+    "empty_like": (lambda x, a: torch.empty_like(x, dtype=a).zero_(), (None, torch.int32)),
+    "fill_": (lambda x, a: x.clone().fill_(a), (2.0, 3.0)),
     "full_like": (lambda x, a: torch.full_like(x, a), (2.0, 3.0)),
     "new_full": (lambda x, a: x.new_full(*a), (((5, 7), 2.0), ((3, 2), 2.0), ((5, 7), 3.0), ((7,), 3.0))),
     "new_zeros": (lambda x, a: x.new_zeros(a), ((5, 7), (2,))),
@@ -267,7 +270,7 @@ def test_again(world: World) -> None:
                 try:
                     if not right(function(whole, argument), function(x, argument)):
                         wrong.append(case)
-                except (NotImplementedError, RuntimeError, AssertionError) as error:
+                except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
                     wrong.append(f"{case}: {type(error).__name__}")
         return wrong
 
@@ -283,6 +286,7 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
         True,
     ),
     "rms_norm": (lambda a, w: functional.rms_norm(a, (7,), w), (A, ROW), ALL, True),
+    "attention of heads": (attention, (HEADS, HEADS + 1, HEADS), (Shard(1),) * 3, True),
     "linear of sequences": (
         functional.linear,
         (CUBE, floats(7, 6), ROW),
