@@ -444,7 +444,7 @@ def test_two_pending(world: World) -> None:
         for op in REDUCED:
             for other in dict.fromkeys((op, "sum")):
                 wholes = REDUCED[op](parts[0], 0), REDUCED[other](parts[1], 0)
-                for name, operator in (PAIRS if other == "sum" else PAIRS | MADE).items():
+                for name, operator in (PAIRS | MADE if other == op else PAIRS).items():
                     case = f"{name} of {op} and {other}"
                     a, b = (
                         DTensor.from_local(own[rank.index].clone(), mesh, [Partial(kind)])
