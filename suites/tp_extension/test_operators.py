@@ -7,37 +7,24 @@ float64 and compared as float32, bit for bit, so that another order of summation
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from fixtures.operators import Operands, Operator, classes, combinations, distributed, floats
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
 
-Operator = Callable[..., Any]
-Operands = tuple[torch.Tensor, ...]
-
-
-def _floats(*shape: int, start: int = 0) -> torch.Tensor:
-    """Return small whole numbers from -5 to 5."""
-    return (torch.arange(torch.Size(shape).numel()) * 7 + start).remainder(11).sub(5).double().reshape(shape)
-
-
-def _classes(count: int, *shape: int) -> torch.Tensor:
-    """Return whole numbers below ``count``."""
-    return (torch.arange(torch.Size(shape).numel()) * 5 + 1).remainder(count).reshape(shape)
-
-
-A, B = _floats(5, 7), _floats(5, 7, start=3)
-ROW, COLUMN, MATRIX, CUBE = _floats(7), _floats(5, start=1), _floats(7, 4, start=1), _floats(2, 5, 6)
-IMAGES, KERNELS = _floats(2, 3, 6), _floats(4, 3, 3)
-LABELS = _classes(7, 5)
+A, B = floats(5, 7), floats(5, 7, start=3)
+ROW, COLUMN, MATRIX, CUBE = floats(7), floats(5, start=1), floats(7, 4, start=1), floats(2, 5, 6)
+IMAGES, KERNELS = floats(2, 3, 6), floats(4, 3, 3)
+LABELS = classes(7, 5)
 SPREAD = (torch.arange(35) * 11).remainder(37).sub(9).double().reshape(5, 7)
 """Numbers of which every row and column has another range."""
 
@@ -52,7 +39,7 @@ def _changed(row: int, column: int) -> torch.Tensor:
 def _scattered(name: str, dim: int, rows: int, columns: int) -> tuple[Operator, Operands]:
     """Return a function of A, positions (for up to four columns, none twice along a dimension) and a source."""
     index = (torch.arange(rows)[:, None] + 2 * torch.arange(columns)).remainder(5)
-    return lambda a, i, b: getattr(a, name)(dim, i, b), (A, index, _floats(5, 7, start=4)[:rows])
+    return lambda a, i, b: getattr(a, name)(dim, i, b), (A, index, floats(5, 7, start=4)[:rows])
 
 
 FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
@@ -85,7 +72,7 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "mean": (torch.mean, (A,)),
         "mean of rows": (lambda a: a.mean(0), (A,)),
         "maximum": (lambda a: a.max(0).values, (A,)),
-        "argmax": (lambda a: a.argmax(1), (_floats(5, 7) * 7 + torch.arange(7),)),
+        "argmax": (lambda a: a.argmax(1), (floats(5, 7) * 7 + torch.arange(7),)),
         "product": (lambda a: a.prod(0), (A,)),
         "variance": (lambda a: a.var(0), (A,)),
         "norms": (lambda a: torch.stack([torch.linalg.vector_norm(a, p) for p in (0, 1, 2, torch.inf)]), (A,)),
@@ -127,19 +114,19 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     "products": {
         "mm": (torch.mm, (A, MATRIX)),
         "mv": (torch.mv, (A, ROW)),
-        "bmm": (torch.bmm, (CUBE, _floats(2, 6, 3))),
-        "addmm": (lambda a, b, bias: torch.addmm(bias, a, b, beta=2, alpha=3), (A, MATRIX, _floats(4))),
-        "einsum": (lambda a, b: torch.einsum("bij,bjk->bik", a, b), (CUBE, _floats(2, 6, 3))),
+        "bmm": (torch.bmm, (CUBE, floats(2, 6, 3))),
+        "addmm": (lambda a, b, bias: torch.addmm(bias, a, b, beta=2, alpha=3), (A, MATRIX, floats(4))),
+        "einsum": (lambda a, b: torch.einsum("bij,bjk->bik", a, b), (CUBE, floats(2, 6, 3))),
         "outer": (torch.outer, (ROW, COLUMN)),
     },
     "indexing": {
-        "gather": (lambda a, i: a.gather(0, i), (A, _classes(4, 5, 7))),
-        "scatter": (lambda a, i: a.scatter(1, i, 9.0), (A, _classes(7, 5, 7))),
+        "gather": (lambda a, i: a.gather(0, i), (A, classes(4, 5, 7))),
+        "scatter": (lambda a, i: a.scatter(1, i, 9.0), (A, classes(7, 5, 7))),
         "scatter_add over rows": _scattered("scatter_add", 0, 5, 7),
         "scatter_add over columns": _scattered("scatter_add", -1, 5, 7),
         "embedding": (functional.embedding, (LABELS, MATRIX)),
-        "embedding of sequences": (functional.embedding, (_classes(7, 5, 3), MATRIX)),
-        "embedding with padding": (lambda i, w: functional.embedding(i, w, padding_idx=2), (_classes(7, 3, 5), MATRIX)),
+        "embedding of sequences": (functional.embedding, (classes(7, 5, 3), MATRIX)),
+        "embedding with padding": (lambda i, w: functional.embedding(i, w, padding_idx=2), (classes(7, 3, 5), MATRIX)),
         "masked_fill": (lambda a: a.masked_fill(a > 0, 9), (A,)),
     },
     "slices": {
@@ -198,7 +185,7 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "plain rms_norm": (lambda a: functional.rms_norm(a, (7,)), (A,)),
         "layer_norm": (lambda a, w: functional.layer_norm(a, (7,), w), (A, ROW)),
         "rms_norm": (lambda a, w: functional.rms_norm(a, (7,), w), (A, ROW)),
-        "group_norm": (lambda a: functional.group_norm(a, 2), (_floats(4, 6, 3),)),
+        "group_norm": (lambda a: functional.group_norm(a, 2), (floats(4, 6, 3),)),
     },
     "losses": {
         "cross_entropy": (lambda a, i: functional.cross_entropy(a, i, reduction="sum"), (A, LABELS)),
@@ -212,24 +199,24 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "binary_cross_entropy": (functional.binary_cross_entropy_with_logits, (A, B.clamp(0, 1))),
     },
     "weighted-losses": {
-        "nll_loss": (lambda a, i, w: functional.nll_loss(a, i, w), (_floats(12, 7), _classes(7, 12), ROW.abs() + 1)),
+        "nll_loss": (lambda a, i, w: functional.nll_loss(a, i, w), (floats(12, 7), classes(7, 12), ROW.abs() + 1)),
     },
     "even-losses": {
         "mse_loss": (functional.mse_loss, (IMAGES[0, :2], IMAGES[1, :2])),
         "huber_loss": (functional.huber_loss, (IMAGES[0, :2], IMAGES[1, :2])),
-        "nll_loss": (functional.nll_loss, (_floats(12, 6), _classes(6, 12))),
+        "nll_loss": (functional.nll_loss, (floats(12, 6), classes(6, 12))),
     },
     "losses-of-batches": {
-        "cross_entropy": (functional.cross_entropy, (_floats(12, 6), _classes(6, 12))),
+        "cross_entropy": (functional.cross_entropy, (floats(12, 6), classes(6, 12))),
         "cross_entropy with ignored": (
             lambda a, i: functional.cross_entropy(a, i, ignore_index=1),
-            (_floats(12, 6), _classes(6, 12)),
+            (floats(12, 6), classes(6, 12)),
         ),
         "cross_entropy with weights": (
             lambda a, i, w: functional.cross_entropy(a, i, w.detach()),
-            (_floats(12, 6), _classes(6, 12), ROW[:6].abs() + 1),
+            (floats(12, 6), classes(6, 12), ROW[:6].abs() + 1),
         ),
-        "cross_entropy of sequences": (functional.cross_entropy, (_floats(4, 6, 2), _classes(6, 4, 2))),
+        "cross_entropy of sequences": (functional.cross_entropy, (floats(4, 6, 2), classes(6, 4, 2))),
     },
     "batches": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
     "convolution": {"conv1d": (lambda a, w: functional.conv1d(a, w, padding=1), (IMAGES, KERNELS))},
@@ -317,21 +304,7 @@ ONLY: dict[str, tuple[tuple[Placement, ...], ...]] = {
 
 
 def _placements(operands: Operands, family: str) -> Iterable[tuple[Placement, ...]]:
-    """Return combinations of placements, in which at most one operand is partial; the first has all replicated."""
-    choices: Any = ONLY.get(family) or [
-        [REPLICATED, *map(Shard, range(operand.dim())), *([Partial()] if operand.is_floating_point() else [])]
-        for operand in operands
-    ]
-    for placements in itertools.product(*choices):
-        if sum(placement.is_partial() for placement in placements) <= 1:
-            yield placements
-
-
-def _distributed(operand: torch.Tensor, placement: Placement, rank: Rank, mesh: Any) -> DTensor:
-    if not placement.is_partial():
-        return distribute_tensor(operand, mesh, [placement], src_data_rank=None)
-    local = operand - (rank.size - 1) if rank.index == 0 else torch.ones_like(operand)
-    return DTensor.from_local(local, mesh, [placement])
+    return combinations(operands, ONLY.get(family))
 
 
 @requirement(
@@ -357,7 +330,7 @@ def test_operators(world: World, family: str) -> None:
             expected = operator(*operands)
             for placements in _placements(operands, family):
                 case = f"{name} of {', '.join(map(str, placements))}"
-                inputs = [_distributed(x, p, rank, mesh) for x, p in zip(operands, placements, strict=True)]
+                inputs = [distributed(x, p, rank, mesh) for x, p in zip(operands, placements, strict=True)]
                 try:
                     result = operator(*inputs)
                 except NotImplementedError:  # DTensor does not have the operator
@@ -403,17 +376,17 @@ def test_gradients(world: World, kind: str) -> None:
             expected = operator(*plain)
             if not expected.requires_grad:
                 continue
-            weights = _floats(*expected.shape, start=2).to(rank.device)
+            weights = floats(*expected.shape, start=2).to(rank.device)
             (expected * weights).sum().backward()
             layouts = [p for p in _placements(given, "") if sum(not layout.is_replicate() for layout in p) <= 1]
             arriving = itertools.cycle([Replicate(), *map(Shard, range(expected.dim()))])
             for placements, back in zip(layouts, arriving, strict=False):
                 case = f"{name} of {', '.join(map(str, placements))}, {back} on the way back"
-                inputs = [_distributed(x.detach(), p, rank, mesh) for x, p in zip(plain, placements, strict=True)]
+                inputs = [distributed(x.detach(), p, rank, mesh) for x, p in zip(plain, placements, strict=True)]
                 for x in inputs:
                     x.requires_grad_(x.is_floating_point())
                 try:
-                    (operator(*inputs) * _distributed(weights, back, rank, mesh)).sum().full_tensor().backward()
+                    (operator(*inputs) * distributed(weights, back, rank, mesh)).sum().full_tensor().backward()
                 except (NotImplementedError, RuntimeError, AssertionError):
                     refused.append(case)
                     if all(placement.is_replicate() for placement in placements):  # DTensor lacks it, or its backward

@@ -21,6 +21,7 @@ DRAWN: dict[str, Callable[[DTensor], Any]] = {
     "dropout": functional.dropout,
     "normal_": lambda x: x.clone().normal_(),
     "uniform_": lambda x: x.clone().uniform_(-1, 1),
+    "bernoulli": lambda x: torch.bernoulli(x * 0.5),
     "bernoulli_": lambda x: x.clone().bernoulli_(0.5),
     "initialized": lambda x: nn.init.kaiming_uniform_(x.clone()),
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from fixtures.operators import close, right
 from fixtures.placements import MORE_OPERATORS, laid_out
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
@@ -168,30 +169,14 @@ def _checked(
                 case = f"{name} of {shape} {', '.join(map(str, placements))} over {dim}, {flag}"
                 expected = _parts(function(whole, dim, flag))
                 try:
-                    right = all(map(_right, expected, _parts(function(given, dim, flag))))
+                    same = all(map(right, expected, _parts(function(given, dim, flag))))
                 except (RuntimeError, NotImplementedError) as error:
                     refused.append(f"{case}: {type(error).__name__}")
                     continue
-                if not right:
+                if not same:
                     wrong.append(case)
             assert_same(before, given.to_local(), f"input of {family}")
     return wrong, refused
-
-
-def _right(expected: torch.Tensor, found: DTensor) -> bool:
-    """Return whether a rank has its part of a tensor, or all ranks have parts of a sum or another reduction to it."""
-    if found.shape != expected.shape:
-        return False
-    if any(placement.is_partial() for placement in found.placements):
-        return _same(expected, found.full_tensor())
-    return _same(laid_out(expected, found.device_mesh, found.placements), found.to_local())
-
-
-def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Return whether two tensors have one dtype and shape, and equal values but for float64's rounding."""
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return False
-    return torch.allclose(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 @requirement(
@@ -337,7 +322,7 @@ def test_gradients(world: World, kind: str) -> None:
                 (found * _laid_out(weights, rank, rank.mesh(), (back,))).sum().full_tensor().backward()
                 gradient: Any = given.grad
                 assert plain.grad is not None
-                if not _same(plain.grad, gradient.full_tensor()):
+                if not close(plain.grad, gradient.full_tensor()):
                     wrong.append(f"{name} of {placement} over {dim}")
         return wrong
 

@@ -116,6 +116,12 @@ def extensions(rank: Rank | None = None) -> DTensorExtensions:
     return DTensorExtensions(_FSDPDeviceHandle.from_device(rank.device if rank else torch.device("cpu")))
 
 
+def foreach(name: str) -> Callable[..., Any]:
+    """Return torch's function of lists of tensors by the name of the one for tensors, such as ``mul_``."""
+    function: Callable[..., Any] = getattr(torch, f"_foreach_{name}")
+    return function
+
+
 def device_count(rank: Rank) -> int:
     """Return the number of devices of a machine, as FSDP1 counts them for sharded tensors.
 

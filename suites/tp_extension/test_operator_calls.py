@@ -1,0 +1,525 @@
+"""How operators of DTensors are called: in place, with out=, several times, with lists, without communication."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from fixtures.operators import Operands, Operator, attention, choices, classes, close, distributed, floats, right
+from fixtures.placements import MORE_OPERATORS, REDUCED
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
+from harness.stacks.tp_extension import foreach
+
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
+
+A, B, CUBE = floats(5, 7), floats(5, 7, start=3), floats(2, 5, 6)
+HEADS = floats(2, 4, 5, 4) / 4
+ROW, MATRIX = floats(7), floats(7, 4, start=1)
+
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "add_": lambda x, y: x.add_(y),
+    "sub_": lambda x, y: x.sub_(y, alpha=2),
+    "mul_": lambda x, y: x.mul_(y),
+    "div_": lambda x, y: x.div_(y.abs() + 1),
+    "copy_": lambda x, y: x.copy_(y),
+    "copy_ of a row": lambda x, y: x.copy_(y[2]),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 2.0),
+    "add_ of a number": lambda x, y: x.add_(1),
+    "mul_ by a number": lambda x, y: x.mul_(2),
+    "pow_": lambda x, y: x.pow_(2),
+    "neg_": lambda x, y: x.neg_(),
+    "zero_": lambda x, y: x.zero_(),
+    "clamp_": lambda x, y: x.clamp_(max=2),
+    "relu_": lambda x, y: x.relu_(),
+    "exp_": lambda x, y: x.exp_(),
+    "sigmoid_": lambda x, y: x.sigmoid_(),
+    "operator": lambda x, y: x.__iadd__(y),
+    "out of add": lambda x, y: torch.add(y, y, out=x),
+    "out of mul": lambda x, y: torch.mul(y, 2, out=x),
+    "out of maximum": lambda x, y: torch.maximum(y, y, out=x),
+}
+"""Functions that change their first tensor and return it."""
+NOT_LINEAR = (
+    "add_ of a number",
+    "addcmul_",
+    "lerp_",
+    "masked_fill_",
+    "pow_",
+    "clamp_",
+    "relu_",
+    "exp_",
+    "sigmoid_",
+    "out of maximum",
+)
+"""Those that cannot be computed from the parts of a pending sum."""
+
+
+@requirement(
+    "TP-WRITE-01",
+    "An in-place operator, or one with out=, returns the DTensor that it has changed, in the placements that it had.",
+    source="torch.Tensor: in-place operators; torch.add: out; pytorch/pytorch#163374",
+)
+@requirement(
+    "TP-WRITE-02",
+    "An in-place operator that a DTensor's placements do not allow raises an error on every rank and changes nothing.",
+    source="torch.Tensor: in-place operators; pytorch/pytorch#163374",
+)
+@pytest.mark.world(2)
+def test_in_place(world: World) -> None:
+    """Give both tensors each placement; a pending sum may refuse a shard, and must refuse what is not linear."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for (name, change), of, by in itertools.product(IN_PLACE.items(), choices(A), choices(B)):
+            case = f"{name} of {of} by {by}"
+            x, y = (distributed(t.to(rank.device).clone(), p, rank, mesh) for t, p in ((A, of), (B, by)))
+            before, other = x.to_local().clone(), y.to_local().clone()
+            copied = x.clone()
+            kept = copied.to_local().clone()
+            expected = change(A.to(rank.device).clone(), B.to(rank.device))
+            try:
+                found = change(x, y)
+            except RuntimeError:
+                if not of.is_partial() or not (name in NOT_LINEAR or by.is_shard()):
+                    wrong.append(f"{case}: refused")
+                if not (torch.equal(before, x.to_local()) and x.placements == (of,)):
+                    wrong.append(f"{case}: changed, though refused")
+                continue
+            if of.is_partial() and name in NOT_LINEAR:
+                wrong.append(f"{case}: not refused")
+            if found is not x or x.placements != (of,):
+                wrong.append(f"{case}: another tensor, or other placements")
+            if not right(expected, x):
+                wrong.append(case)
+            if not (torch.equal(other, y.to_local()) and torch.equal(kept, copied.to_local())):
+                wrong.append(f"{case}: changes the other tensor, or a clone")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "t": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1),
+    "slice": lambda x: x[..., ::2],
+    "select": lambda x: x[..., 1],
+    "split": lambda x: x.split(2, 2)[1],
+    "mT": lambda x: x.mT,
+    "view": lambda x: x.view(3, 2, 4, 3, 2),
+    "flattened": lambda x: x.flatten(2),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "alias": lambda x: x[:],
+}
+"""Views of a tensor of four dimensions, or three, that leave the first one, or move it whole."""
+
+
+@requirement(
+    "TP-VIEW-01",
+    "A view of a DTensor has the shape, stride and contiguity of the plain tensor's view.",
+    source="torch.Tensor: stride, is_contiguous; torch.distributed.tensor.DTensor",
+)
+@requirement(
+    "TP-VIEW-02",
+    "A view that keeps the sharded dimension shares the memory of its DTensor, whatever the sizes of shards.",
+    source="torch.Tensor.view; torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@requirement(
+    "TP-VIEW-03",
+    "contiguous() of a DTensor is contiguous, on each rank as in the whole, and its gradient is that of the tensor.",
+    source="torch.Tensor.contiguous; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_views(world: World) -> None:
+    """Three, one or no rows are not divided evenly; a rank's part may be empty."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for rows, placement, (name, view) in itertools.product(
+            (3, 4, 1), (Replicate(), Shard(0), Partial()), KEPT.items()
+        ):
+            whole = floats(rows, 4, 6).to(rank.device)
+            if name == "view":
+                view = lambda x, rows=rows: x.view(rows, 2, 2, 3, 2)  # noqa: E731
+            case = f"{name} of {rows} rows, {placement}"
+            x = distributed(whole, placement, rank, mesh)
+            at = messages.launched()
+            expected, found = view(whole), view(x)
+            if (found.shape, found.stride(), found.is_contiguous()) != (
+                expected.shape,
+                expected.stride(),
+                expected.is_contiguous(),
+            ):
+                wrong.append(f"{case}: stride {found.stride()}")
+            local, own = found.to_local(), x.to_local()
+            if local.untyped_storage().data_ptr() != own.untyped_storage().data_ptr() or messages.launched() != at:
+                wrong.append(f"{case}: copied")
+            if not right(expected, found):
+                wrong.append(case)
+            if local.numel():
+                packed = found.contiguous()
+                if not (packed.is_contiguous() and packed.to_local().is_contiguous() and right(expected, packed)):
+                    wrong.append(f"{case}: contiguous")
+        for placement in Replicate(), Shard(0), Shard(1), Shard(2):
+            whole = floats(3, 5, 6).to(rank.device)
+            x = distributed(torch.zeros_like(whole), placement, rank, mesh).requires_grad_()
+            x.transpose(0, 2).contiguous().backward(distributed(whole.transpose(0, 2), Replicate(), rank, mesh))
+            if x.grad is None or not right(whole, x.grad):  # type: ignore[arg-type]
+                wrong.append(f"gradient of contiguous, {placement}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
+    "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
+    "max": (lambda x, a: x.max(a).values, (0, 1, -1)),
+    "aminmax": (lambda x, a: torch.stack(torch.aminmax(x, dim=a)), (None, 1, 0)),
+    "std": (lambda x, a: x.std(0, correction=a), (1, 0, 2)),
+    "norm": (lambda x, a: torch.linalg.vector_norm(x, *a), ((2,), (1,), (2, 0), (2, 1))),
+    "softmax": (lambda x, a: x.softmax(a), (0, 1)),
+    "cumsum": (lambda x, a: x.cumsum(a), (1, 0)),
+    "sort": (lambda x, a: x.sort(a[0], descending=a[1]).values, ((0, False), (1, False), (0, True))),
+    "topk": (lambda x, a: x.topk(*a).values, ((2, 0), (2, 1), (2, 0, False))),
+    "argmax": (lambda x, a: (x * 7 + x.cumsum(1)).argmax(a), (1, 0)),
+    "roll": (lambda x, a: x.roll(*a), ((1, 0), (2, 0), (1, 1), (3,))),
+    "flip": (lambda x, a: x.flip(a), (0, 1, (0, 1))),
+    "triu": (lambda x, a: x.triu(a), (0, 1, -1)),
+    "diagonal": (lambda x, a: x.diagonal(a), (0, 2)),
+    "slice": (lambda x, a: x[a], (slice(1, 3), slice(2, 4), slice(0, 4, 2), (slice(None), slice(1, 3)))),
+    "select": (lambda x, a: x.select(*a), ((0, 1), (0, 2), (1, 2), (1, -1))),
+    "narrow": (lambda x, a: x.narrow(*a), ((0, 0, 2), (0, 1, 2), (1, 1, 2))),
+    "chunk": (lambda x, a: x.chunk(*a)[1], ((2, 0), (3, 0), (2, 1))),
+    "unsafe_chunk": (lambda x, a: torch.unsafe_chunk(x, *a)[1], ((2, 0), (3, 0), (2, 1))),
+    "split": (lambda x, a: x.split(*a)[1], ((2, 0), ([1, 4], 0), ([3, 2], 0), (2, 1))),
+    "unbind": (lambda x, a: x.unsqueeze(-1).expand(5, 7, 3).unbind(2)[a], (0, 2)),
+    "cat": (lambda x, a: torch.cat([x, x], a), (0, 1)),
+    "stack": (lambda x, a: torch.stack([x, x], a), (0, 1, 2)),
+    "transpose": (lambda x, a: x.unsqueeze(0).transpose(*a), ((1, 2), (0, 1), (0, 2))),
+    "permute": (lambda x, a: x.unsqueeze(0).permute(a), ((0, 2, 1), (2, 1, 0), (1, 0, 2))),
+    "unsqueeze": (lambda x, a: x.unsqueeze(a), (0, 1, 2)),
+    "expand": (lambda x, a: x.expand(a, 5, 7), (2, 3)),
+    "repeat": (lambda x, a: x.unsqueeze(0).repeat(a), ((2, 1, 1), (3, 1, 1))),
+    "view": (lambda x, a: x.unsqueeze(0).view(a), ((5, 7), (1, 5, 7), (5, 1, 7))),
+    "pad": (
+        lambda x, a: functional.pad(x, *a),
+        (((1, 1),), ((2, 0),), ((0, 0, 1, 1),), ((1, 1), "constant", 2.0), ((1, 1), "constant", 3.0)),
+    ),
+    "clamp": (lambda x, a: x.clamp(*a), ((-1, 1), (-2, 1), (None, 3))),
+    "add": (lambda x, a: torch.add(x, 1, alpha=a), (1, 2, -1)),
+    "add of both": (lambda x, a: torch.add(x, x, alpha=a), (1, 2)),
+    "pow": (lambda x, a: x**a, (2, 3)),
+    "lerp": (lambda x, a: torch.lerp(x, x * 2, a), (0.5, 0.25)),
+    "masked_fill": (lambda x, a: x.masked_fill(x > 0, a), (1.0, 2.0)),
+    "leaky_relu": (lambda x, a: functional.leaky_relu(x, a), (0.5, 0.25)),
+    "gelu": (lambda x, a: functional.gelu(x, approximate=a), ("none", "tanh")),
+    "conversion": (lambda x, a: x.to(a), (torch.int32, torch.bool, torch.float32)),
+    "empty_like": (lambda x, a: torch.empty_like(x, dtype=a).zero_(), (None, torch.int32)),
+    "fill_": (lambda x, a: x.clone().fill_(a), (2.0, 3.0)),
+    "full_like": (lambda x, a: torch.full_like(x, a), (2.0, 3.0)),
+    "new_full": (lambda x, a: x.new_full(*a), (((5, 7), 2.0), ((3, 2), 2.0), ((5, 7), 3.0), ((7,), 3.0))),
+    "new_zeros": (lambda x, a: x.new_zeros(a), ((5, 7), (2,))),
+    "new_empty_strided": (lambda x, a: x.new_empty_strided(*a).zero_(), (((5, 7), (7, 1)), ((5, 3), (3, 1)))),
+    "histc": (lambda x, a: x.histc(*a), ((4, -5, 5), (4, -3, 3))),
+    "one_hot": (lambda x, a: functional.one_hot(x.abs().long(), a), (6, 8)),
+    "layer_norm": (lambda x, a: functional.layer_norm(x, *a), (((7,),), ((5, 7),), ((7,), None, None, 1.0))),
+    "group_norm": (lambda x, a: functional.group_norm(x[:4, :6], a), (2, 3)),
+    "cross_entropy": (
+        lambda x, a: functional.cross_entropy(x, (x[:, 0] > 0).long(), ignore_index=a, reduction="sum"),
+        (-100, 1, 0),
+    ),
+    "einsum": (lambda x, a: torch.einsum(a, x, x), ("ij,ij->i", "ij,ij->j", "ij,kj->ik", "ij,ik->jk")),
+    "interpolate": (lambda x, a: functional.interpolate(x[None, None], scale_factor=a), (2, 3)),
+    "max_pool2d": (lambda x, a: functional.max_pool2d(x[None, None], a), (2, 3)),
+    "gather": (lambda x, a: x.gather(a, (x > 0).long()), (0, 1)),
+    "index_select": (lambda x, a: x.index_select(a, (x[:3, 0] > 0).long()), (0, 1)),
+    "scatter": (lambda x, a: x.scatter(a[0], (x > 0).long(), a[1]), ((0, 1.0), (1, 1.0), (0, 2.0))),
+    "embedding": (lambda x, a: functional.embedding((x[0] > 0).long(), x, padding_idx=a), (None, 0, 1)),
+}
+"""Functions of a matrix and of an argument that is no tensor, with its values.
+
+PyTorch 2.13 is wrong for another number of largest elements, or of bins, than in the call before: they are left out.
+"""
+
+
+@requirement(
+    "TP-AGAIN-01",
+    "An operator that is called again on a DTensor with other numbers, dimensions or sizes gives the result for these.",
+    source=f"{SOURCE}; pytorch/pytorch#149764",
+)
+@pytest.mark.world(2)
+def test_again(world: World) -> None:
+    """Call each function with its arguments one after the other, and with the first one again."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
+        for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), AGAIN.items()):
+            x = distributed(whole, placement, rank, mesh)
+            for argument in (*arguments, arguments[0]):
+                case = f"{name} of {placement} with {argument}"
+                try:
+                    if not right(function(whole, argument), function(x, argument)):
+                        wrong.append(case)
+                except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
+                    wrong.append(f"{case}: {type(error).__name__}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+APART, BOTH, ALL = Shard(0), (Shard(0), Shard(0)), (Shard(0), Replicate())
+FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
+    "layer_norm": (
+        lambda a, w, b: functional.layer_norm(a, (7,), w, b),
+        (A, ROW, ROW + 1),
+        (APART, Replicate(), Replicate()),
+        True,
+    ),
+    "rms_norm": (lambda a, w: functional.rms_norm(a, (7,), w), (A, ROW), ALL, True),
+    "attention of heads": (attention, (HEADS, HEADS + 1, HEADS), (Shard(1),) * 3, True),
+    "linear of sequences": (
+        functional.linear,
+        (CUBE, floats(7, 6), ROW),
+        (Shard(1), Replicate(), Replicate()),
+        True,
+    ),
+    "linear by columns": (functional.linear, (CUBE, floats(7, 6), ROW), (Replicate(), APART, APART), True),
+    "linear by rows": (functional.linear, (CUBE, floats(7, 6)), (Shard(2), Shard(1)), True),
+    "mm by rows": (torch.mm, (A, MATRIX), (Shard(1), APART), True),
+    "bmm": (torch.bmm, (CUBE, floats(2, 6, 3)), BOTH, True),
+    "cross_entropy": (
+        lambda a, i: functional.cross_entropy(a, i, reduction="none"),
+        (A, classes(7, 5)),
+        BOTH,
+        True,
+    ),
+    "sum of cross_entropy": (
+        lambda a, i: functional.cross_entropy(a, i, reduction="sum"),
+        (A, classes(7, 5)),
+        BOTH,
+        False,
+    ),
+    "mean of cross_entropy": (functional.cross_entropy, (A[:4], classes(7, 4)), BOTH, False),
+    "mse_loss": (lambda a, b: functional.mse_loss(a, b, reduction="sum"), (A, B), BOTH, True),
+    "dist": (torch.dist, (A, B), BOTH, False),
+    "histogram of a range": (lambda a: a.histc(4, -5, 5), (A,), (APART,), True),
+    "softmax": (lambda a: a.softmax(1), (A,), (APART,), True),
+    "cumsum": (lambda a: a.cumsum(1), (A,), (APART,), True),
+    "topk": (lambda a: a.topk(2, 1).values, (A,), (APART,), True),
+    "roll": (lambda a: a.roll(2, 1), (A,), (APART,), True),
+    "flip": (lambda a: a.flip(1), (A,), (APART,), True),
+    "pad": (lambda a: functional.pad(a, (1, 1), value=2.0), (A,), (APART,), True),
+    "cat": (lambda a, b: torch.cat([a, b], 1), (A, B), BOTH, True),
+    "stack": (lambda a, b: torch.stack([a, b]), (A, B), BOTH, True),
+    "repeat": (lambda a: a.repeat(1, 2), (A,), (APART,), True),
+    "glu": (functional.glu, (floats(5, 6),), (APART,), True),
+    "where of numbers": (lambda a: torch.where(a > 0, 1, 0), (A,), (APART,), True),
+    "one_hot": (lambda i: functional.one_hot(i, 7), (classes(7, 5),), (APART,), True),
+    "embedding of a batch": (functional.embedding, (classes(7, 5), MATRIX), ALL, True),
+    "embedding of columns": (functional.embedding, (classes(7, 5), MATRIX), (Replicate(), Shard(1)), True),
+    "columns by index": (lambda a, i: a[:, i], (A, classes(7, 3)), ALL, True),
+    "rows by a sharded index": (lambda a, i: a[i], (A, classes(5, 3)), (Replicate(), APART), False),
+    "gather": (lambda a, i: a.gather(1, i), (A, classes(7, 5, 2)), BOTH, True),
+    "max_pool2d": (lambda a: functional.max_pool2d(a, 2), (floats(3, 2, 4, 4),), (APART,), True),
+    "interpolate": (lambda a: functional.interpolate(a, scale_factor=2), (floats(3, 2, 4, 4),), (APART,), True),
+    "conv2d": (functional.conv2d, (floats(3, 2, 4, 4), floats(2, 2, 3, 3)), ALL, True),
+    "fft2": (lambda a: torch.fft.fft2(a).abs(), (torch.complex(CUBE, CUBE + 1),), (APART,), True),
+    "new_full": (lambda a: a.new_full((5, 7), 2.0), (A,), (APART,), True),
+    "new_zeros": (lambda a: a.new_zeros((2, 3)), (A,), (APART,), True),
+    "sum of pending sums": (lambda a, b: (a + b) * 2 - a, (A, B), (Partial(), Partial()), True),
+    "split of a pending sum": (lambda a: a.split(3, 1)[2].t(), (A,), (Partial(),), False),
+    "padded pending sum": (lambda a: functional.pad(a, (1, 1)), (A,), (Partial(),), True),
+    "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
+}
+"""Operators with their operands and these operands' placements; last, whether the backward is free as well."""
+
+
+@requirement(
+    "TP-FREE-01",
+    "An operator that treats each shard on its own, or is linear in pending sums, does not communicate.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@requirement(
+    "TP-FREE-02",
+    "The backward of an operator that treats each shard on its own communicates no more than its forward.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@pytest.mark.world(2)
+def test_free(world: World) -> None:
+    """Count collectives of uneven shards' operators; the gradient of weights is left pending."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (operator, given, placements, back) in FREE.items():
+            own = [distributed(x.to(rank.device), p, rank, mesh) for x, p in zip(given, placements, strict=True)]
+            for x in own:
+                x.requires_grad_(x.is_floating_point() or x.is_complex())
+            at = messages.launched()
+            found = operator(*own)
+            if messages.launched() != at:
+                wrong.append(f"{name}: {messages.launched() - at} collectives")
+            if found.requires_grad and back:
+                kept = [Replicate() if p.is_partial() else p for p in found.placements]
+                gradient = distribute_tensor(torch.ones(found.shape, dtype=found.dtype), mesh, kept, src_data_rank=None)
+                at = messages.launched()
+                found.backward(gradient)
+                if messages.launched() != at:
+                    wrong.append(f"backward of {name}: {messages.launched() - at} collectives")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PAIRS: dict[str, Operator] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": lambda a, b: a / (b + 100),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "mm": lambda a, b: a @ b.t(),
+    "bmm": lambda a, b: torch.bmm(a[None], b.t()[None]),
+    "addmm": lambda a, b: torch.addmm(a[:, :5], a, b.t()),
+    "einsum": lambda a, b: torch.einsum("ij,kj->ik", a, b),
+    "dot": lambda a, b: torch.dot(a[0], b[0]),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "addcmul": lambda a, b: torch.addcmul(a, b, b),
+    "comparison": lambda a, b: a > b,
+    "equal": lambda a, b: torch.tensor(torch.equal(a, b)),
+    "copy_": lambda a, b: torch.zeros_like(a).copy_(b),
+    "out": lambda a, b: torch.add(a, b, out=torch.zeros_like(a)),
+    "dist": torch.dist,
+    "squared differences": lambda a, b: functional.mse_loss(a, b, reduction="sum"),
+}
+MADE: dict[str, Operator] = {
+    "split": lambda a, b: a.split(3, 1)[2],
+    "uneven split": lambda a, b: a.split([2, 3], 0)[1],
+    "view": lambda a, b: a.view(35),
+    "pad": lambda a, b: functional.pad(a, (1, 1)),
+    "pad with a number": lambda a, b: functional.pad(a, (1, 1), value=2.0),
+    "roll": lambda a, b: a.roll(1, 0),
+    "tril": lambda a, b: a.tril(),
+    "diff": lambda a, b: torch.diff(a),
+    "sort": lambda a, b: a.sort(0).values,
+    "conversion": lambda a, b: a.float(),
+    "conversion to whole numbers": lambda a, b: (a / 4).to(torch.int32),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 1.0),
+    "abs": lambda a, b: a.abs(),
+    "plain number added": lambda a, b: a + torch.tensor(3.0, dtype=torch.float64),
+    "plain number subtracted from": lambda a, b: torch.tensor(3.0, dtype=torch.float64) - a,
+    "plain number multiplied": lambda a, b: a * torch.tensor(-3.0, dtype=torch.float64),
+    "cat": lambda a, b: torch.cat([a, a]),
+    "stack": lambda a, b: torch.stack([a, a], 1),
+}
+
+
+@requirement(
+    "TP-PEND-01",
+    "An operator on two DTensors with pending reductions, equal or different ones, gives what it gives on the results.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@requirement(
+    "TP-PEND-02",
+    "A maximum of pending maxima, or minimum of pending minima, stays pending without communication.",
+    source="torch.distributed.tensor.Partial: reduce_op; pytorch/pytorch#170430",
+)
+@pytest.mark.world(2)
+def test_two_pending(world: World) -> None:
+    """Combine tensors that are pending with each reduction, with the same or with a sum; reshape or cut one of them."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        parts = torch.stack([A, B]).to(rank.device), torch.stack([B + 1, A * 2]).to(rank.device)
+        for op in REDUCED:
+            for other in dict.fromkeys((op, "sum")):
+                wholes = REDUCED[op](parts[0], 0), REDUCED[other](parts[1], 0)
+                for name, operator in (PAIRS | MADE if other == op else PAIRS).items():
+                    case = f"{name} of {op} and {other}"
+                    a, b = (
+                        DTensor.from_local(own[rank.index].clone(), mesh, [Partial(kind)])
+                        for own, kind in zip(parts, (op, other), strict=True)
+                    )
+                    at = messages.launched()
+                    found = operator(a, b)
+                    if f"{name} {op} {other}" in ("maximum max max", "minimum min min") and messages.launched() != at:
+                        wrong.append(f"{case}: communicates")
+                    expected = operator(*wholes)
+                    if not (right(expected, found) if isinstance(found, DTensor) else close(expected, found)):
+                        wrong.append(case)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LISTS: dict[str, Callable[[list[Any], list[Any]], Any]] = {
+    "add": lambda a, b: foreach("add")(a, b, alpha=3),
+    "sub": lambda a, b: foreach("sub")(a, b),
+    "mul": lambda a, b: foreach("mul")(a, b),
+    "div": lambda a, b: foreach("div")(a, [x.abs() + 1 for x in b]),
+    "add of a number": lambda a, b: foreach("add")(a, 2.0),
+    "mul by a number": lambda a, b: foreach("mul")(a, 2.0),
+    "mul by numbers": lambda a, b: foreach("mul")(a, [1.0, -2.0, 3.0]),
+    "mul by a tensor": lambda a, b: foreach("mul")(a, torch.tensor(3.0, dtype=torch.float64)),
+    "neg": lambda a, b: foreach("neg")(a),
+    "abs": lambda a, b: foreach("abs")(a),
+    "norm": lambda a, b: foreach("norm")(a),
+    "norm of order 1": lambda a, b: foreach("norm")(a, 1),
+    "addcmul": lambda a, b: foreach("addcmul")(a, b, b, 2.0),
+    "lerp": lambda a, b: foreach("lerp")(a, b, 0.5),
+    "maximum": lambda a, b: foreach("maximum")(a, b),
+    "pow": lambda a, b: foreach("pow")(a, 2.0),
+    "add_": lambda a, b: foreach("add_")(a, b) or a,
+    "mul_": lambda a, b: foreach("mul_")(a, 0.5) or a,
+}
+"""Functions of lists."""
+
+
+@requirement(
+    "TP-FOREACH-01",
+    "A foreach function of DTensors, one sharded, one replicated and one pending, treats each as alone, on its mesh.",
+    source="torch: Foreach Operations; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(4)
+def test_lists(world: World) -> None:
+    """Put all tensors of a list on the same mesh of two ranks, or on different ones, in turn in each placement."""
+
+    def body(rank: Rank) -> list[str]:
+        deep, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        firsts, seconds = (A, CUBE, B), (B, CUBE - 1, A)
+        layouts = (Replicate(), Shard(0), Shard(1), Partial())
+        for turn, (name, function) in itertools.product(range(4), LISTS.items()):
+            meshes = [deep[("dp", "tp")[(turn * i) % 2]] for i in range(3)]
+            if name == "mul by a tensor":  # which is on one mesh
+                meshes = meshes[:1] * 3
+            lists = []
+            for tensors in firsts, seconds:
+                own = []
+                for i, (tensor, mesh) in enumerate(zip(tensors, meshes, strict=True)):
+                    layout = layouts[(turn + i) % 4]
+                    whole = tensor.to(rank.device).clone()
+                    if layout.is_partial():
+                        part = whole - 1 if mesh.get_local_rank() == 0 else torch.ones_like(whole)
+                        own.append(DTensor.from_local(part, mesh, [layout]))
+                    else:
+                        own.append(distribute_tensor(whole, mesh, [layout], src_data_rank=None))
+                lists.append(own)
+            case = f"{name}, {turn}"
+            expected = function(*([tensor.to(rank.device).clone() for tensor in x] for x in (firsts, seconds)))
+            found = function(*lists)
+            for i, (one, due) in enumerate(zip(found, expected, strict=True)):
+                if one.device_mesh != meshes[i] or not right(due, one):
+                    wrong.append(f"{case}: tensor {i}, {layouts[(turn + i) % 4]}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
