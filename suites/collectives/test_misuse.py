@@ -229,6 +229,13 @@ def test_differences_at_debug_level(world: World) -> None:
         other = torch.ones(2, dtype=torch.float64 if second else torch.float32, device=device)
         more = torch.ones(3 if second else 2, device=device)
         two = torch.ones(2, device=device)
+        words = {
+            "dtype": ("ALLREDUCE", "Float", "Double"),
+            "shape": ("ALLREDUCE", "[2]", "[3]"),
+            "shape in flight": ("BROADCAST", "[2]", "[3]"),
+            "shapes of lists": ("ALLGATHER", "[2]", "[3]"),
+            "collective": ("ALLREDUCE", "BROADCAST", "Rank 0", "Rank 1"),
+        }
         wrong: dict[str, Callable[[Any], Any]] = {
             "dtype": lambda group: dist.all_reduce(other, group=group),
             "shape": lambda group: dist.all_reduce(more, group=group),
@@ -238,8 +245,9 @@ def test_differences_at_debug_level(world: World) -> None:
         }
         for name, group in groups.items():
             for what, call in wrong.items():
-                with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
+                with pytest.raises(RuntimeError, match=r"(?i)mismatch") as told:
                     call(group)
+                assert [word for word in words[what] if word not in str(told.value)] == [], f"{name}, another {what}"
                 total = torch.ones(2, device=device)
                 dist.all_reduce(total, group=group)
                 assert total.tolist() == [2, 2], f"{name} after another {what}"
