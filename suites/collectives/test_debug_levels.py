@@ -19,7 +19,7 @@ DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 @requirement(
     "COLL-DEBUG-01",
-    "TORCH_DISTRIBUTED_DEBUG takes OFF, INFO and DETAIL in any case, OFF by default, and no other value.",
+    "TORCH_DISTRIBUTED_DEBUG is OFF, INFO or DETAIL in any case, OFF by default, and takes no other value.",
     source="torch.distributed: TORCH_DISTRIBUTED_DEBUG: 'OFF (default), INFO, or DETAIL'; get_debug_level, "
     "set_debug_level_from_env; test_c10d_common.py: test_debug_level",
 )

@@ -34,7 +34,7 @@ def options_of(arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 @requirement(
     "COLL-PLUGIN-01",
-    "A backend in Python gets each collective or message with its tensors, root, operation and tag, and its Work is "
+    "A backend in Python gets each collective or message with its tensors, root, operation or tag, and its Work is "
     "waited for or returned.",
     source="torch.distributed.Backend.register_backend; test_c10d_common.py: PythonProcessGroupExtensionTest; "
     "test_c10d_pypg.py: TestBatchSendRecv",
@@ -183,8 +183,7 @@ def test_calls(world: World) -> None:
 
 @requirement(
     "COLL-PLUGIN-02",
-    "A backend is made with its group's rank, size, store and timeout, with extended_api also with its ranks and "
-    "options.",
+    "A backend is made with its group's own rank, size, store, timeout and, by the extended API, ranks or options.",
     source="torch.distributed.Backend.register_backend: extended_api; new_group: pg_options, timeout",
 )
 @requirement(
