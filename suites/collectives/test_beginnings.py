@@ -172,7 +172,7 @@ def test_timeout_of_the_store(world: World, tmp_path: Path) -> None:
 )
 @pytest.mark.world(2)
 def test_nobody_comes(world: World) -> None:
-    """Rank 0 is alone in a store, with a barrier at the end and without; rank 1 is alone at an address."""
+    """Rank 0 is alone in a store, with a barrier at the end and without; rank 1 at an address and in a store."""
 
     def body(rank: Rank) -> None:
         dist.barrier()
@@ -188,14 +188,14 @@ def test_nobody_comes(world: World) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             without_agent(patch)
-            if rank.index == 0:
-                for barrier in ("0", "1"):
-                    patch.setenv("TORCH_DIST_INIT_BARRIER", barrier)
-                    store = dist.PrefixStore(f"alone {barrier}", rank.store.clone())
-                    store.set_timeout(timedelta(seconds=20))
-                    alone(f"in a store, TORCH_DIST_INIT_BARRIER={barrier}", store=store, rank=0)
-            else:
-                alone("at an address", init_method=f"tcp://{HOST}:{a_free_port()}", rank=1)
+            for barrier in ("0", "1"):  # both ranks twice, because each attempt counts in the name of the next group
+                patch.setenv("TORCH_DIST_INIT_BARRIER", barrier)
+                if rank.index == 1 and barrier == "0":
+                    alone("at an address", init_method=f"tcp://{HOST}:{a_free_port()}", rank=1)
+                    continue
+                store = dist.PrefixStore(f"alone {barrier} {rank.index}", rank.store.clone())
+                store.set_timeout(timedelta(seconds=20))
+                alone(f"in a store, TORCH_DIST_INIT_BARRIER={barrier}", store=store, rank=rank.index)
         store = dist.PrefixStore("back", rank.store)
         dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
         assert total(rank, None) == 11
@@ -271,7 +271,7 @@ def test_settings_stay(world: World) -> None:
     source="torch.distributed.Backend, BackendConfig, new_group: backend; test_c10d_common.py: test_backend_config; "
     "distributed_test.py: test_Backend_enum_class",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, warm=False)
 def test_names_of_backends(world: World) -> None:
     """Name the own backend for one device, two or all, and for a device twice; name nothing, or what is no name."""
 
