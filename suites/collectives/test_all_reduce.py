@@ -96,3 +96,36 @@ def test_sparse(world: World) -> None:
 
     ends = world.run(body)
     assert ends == ends[:1] * world.size
+
+
+@requirement(
+    "COLL-ALLREDUCE-05",
+    "all_reduce of sparse tensors with another operation than SUM is refused, or right.",
+    source="torch.distributed.all_reduce; test_c10d_gloo.py: test_sparse_allreduce_checks",
+)
+@pytest.mark.world(2)
+def test_sparse_operations(world: World) -> None:
+    """Every operation, waited for at once or later; then sums of sparse and of dense tensors."""
+
+    def body(rank: Rank) -> None:
+        def given(of: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.sparse_coo_tensor([[0, 2]], torch.tensor([6, 5] if of else [3, 2]).to(dtype), (3,))
+
+        rights = {"PRODUCT": [18, 0, 10], "MIN": [3, 0, 2], "MAX": [6, 0, 5], "AVG": [4.5, 0, 3.5]}
+        rights |= {"BAND": [2, 0, 0], "BOR": [7, 0, 7], "BXOR": [5, 0, 7], "SUM": [9, 0, 7]}
+        for op, right in rights.items():
+            dtype = torch.float32 if op == "AVG" else torch.int64
+            for waits in (False, True):
+                tensor = given(rank.index, dtype).to(rank.device)
+                try:
+                    work = dist.all_reduce(tensor, getattr(dist.ReduceOp, op), async_op=waits)
+                    if waits:
+                        work.wait()
+                except (RuntimeError, ValueError, NotImplementedError):
+                    right = given(rank.index, dtype).to_dense().tolist()
+                assert tensor.to_dense().tolist() == right, op
+        total = torch.ones(2, device=rank.device)
+        dist.all_reduce(total)
+        assert total.tolist() == [2, 2]
+
+    world.run(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -159,3 +160,70 @@ def test_units_of_a_monitored_timeout(world: World) -> None:
                 dist.monitored_barrier(timeout=wrong)
 
     world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-BARRIER-10",
+    "If monitored_barrier fails on rank 0, whose timeout may be zero, no other rank passes it.",
+    source="torch.distributed.monitored_barrier; distributed_test.py: test_monitored_barrier_gloo, "
+    "test_monitored_barrier_gloo_rank_0_timeout, test_monitored_barrier_failure_order",
+)
+@pytest.mark.needs(features=["monitored_barrier"])
+@pytest.mark.world(3)
+def test_nobody_passes_a_failed_barrier(world: World) -> None:
+    """Each rank but the first is missing once, with wait_all_ranks and without, in groups that had worked before."""
+
+    def body(rank: Rank) -> None:
+        ways = [(missing, every) for missing in (1, 2) for every in (False, True)]
+        groups = [dist.new_group() for _ in ways]
+        for (_, every), group in zip(ways, groups, strict=True):
+            dist.monitored_barrier(group, timedelta(seconds=20), wait_all_ranks=every)
+        alone = dist.new_group()
+
+        def fails(way: tuple[int, bool], group: Any) -> None:
+            missing, every = way
+            if rank.index == missing:
+                return
+            began = time.monotonic()
+            with pytest.raises(RuntimeError, match=rf"\b{missing} failed" if rank.index == 0 else "rank 0"):
+                dist.monitored_barrier(group, timedelta(seconds=0.3), wait_all_ranks=every)
+            assert time.monotonic() - began < 5, f"{way}"
+
+        with ThreadPoolExecutor(len(ways)) as pool:
+            for _ in pool.map(fails, ways, groups):
+                pass
+        if rank.index == 0:
+            began = time.monotonic()
+            with pytest.raises(RuntimeError, match="failed to pass"):
+                dist.monitored_barrier(alone, timedelta(0))
+            assert time.monotonic() - began < 5
+            rank.store.set("all tried", "")
+        rank.store.wait(["all tried"])
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-BARRIER-11",
+    "A barrier ends only when collectives of the group that were issued before it are done, though nobody waits for "
+    "them.",
+    source="torch/csrc/distributed/c10d/ProcessGroupGloo.cpp: AsyncBarrierWork; test_c10d_gloo.py: "
+    "test_barrier_implies_wait; test_c10d_ops_nccl.py: test_barrier",
+)
+@pytest.mark.needs(features=["async", "subgroups"])
+@spmd(2)
+def test_earlier_collectives(rank: Rank) -> None:
+    """Issue sixteen collectives of a megabyte and forget their works; then a barrier of each form, in each group."""
+    for group in (None, dist.new_group()):
+        for asynchronous in (False, True):
+            tensors = [torch.full((1 << 18,), float(number), device=rank.device) for number in range(16)]
+            for number, tensor in enumerate(tensors):
+                if number % 2:
+                    dist.broadcast(tensor.mul_(rank.index + 1), 1, group, async_op=True)
+                else:
+                    dist.all_reduce(tensor, group=group, async_op=True)
+            work = dist.barrier(group, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            found = [(tensor.min().item(), tensor.max().item()) for tensor in tensors]
+            assert found == [(2.0 * number, 2.0 * number) for number in range(16)]

@@ -185,8 +185,8 @@ def test_lists_in_a_subgroup(rank: Rank) -> None:
                 tensors = moved((inputs(case, size, member)[0] for case in cases), rank.device)
                 kept = list(tensors)
                 work = dist.all_reduce_coalesced(tensors, reduction(op), group, async_op=waits)
-                if waits:
-                    work.wait()
+                if waits:  # for a future, which has the results
+                    assert [result.tolist() for result in work.wait()] == [tensor.tolist() for tensor in tensors]
                 assert all(tensor is same for tensor, same in zip(tensors, kept, strict=True))
                 for case, tensor in zip(cases, tensors, strict=True):
                     assert_same(outputs(case, size, member)[0], tensor, f"{case}, async: {waits}")

@@ -12,6 +12,14 @@ from harness.oracles.collectives import Case, inputs, outputs
 from harness.stacks.collectives import assert_right, coalescing_manager, functional
 from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shaped, swept
 
+MIXED: list[list[tuple[torch.dtype, tuple[int, ...]]]] = [
+    [(torch.float32, (count,)) for count in (1, 4, 33)],
+    [(torch.float32, shape) for shape in ((2, 2), (0,), (3, 3, 3), (0,), (), (0, 2))],
+    [(torch.complex64, (5,)), (torch.complex64, (2, 3))],
+    [(torch.float32, (3,)), (torch.complex64, (4,)), (torch.float32, (2, 2))],
+]
+"""Lists of tensors of one dtype, or of a complex one and that of its parts."""
+
 
 @requirement(
     "COLL-ASYNC-01",
@@ -30,7 +38,9 @@ def test_asynchronous(world: World) -> None:
     "Work that has been waited for is completed.",
     source="torch.distributed.Work.is_completed",
 )
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor"])
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor", "message"]
+)
 @pytest.mark.world(2)
 def test_completed_after_wait(world: World, collective: str) -> None:
     """Ask is_completed() right after wait() and, on an accelerator, after a copy to the host."""
@@ -44,7 +54,11 @@ def test_completed_after_wait(world: World, collective: str) -> None:
             "reduce_scatter": (tensor, parts),
             "reduce_scatter_tensor": (tensor, torch.cat(parts)),
         }
-        work = getattr(dist, collective)(*arguments[collective], async_op=True)
+        if collective == "message":
+            work = dist.isend(tensor, 1) if rank.index == 0 else dist.irecv(tensor, 0)
+        else:
+            work = getattr(dist, collective)(*arguments[collective], async_op=True)
+        assert work is not None
         work.wait()
         tensor.cpu()  # on an accelerator only this waits
         assert work.is_completed()
@@ -110,12 +124,13 @@ def test_coalesced(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_all_reduce_coalesced(rank: Rank) -> None:
-    """Reduce three tensors of one dtype and different sizes."""
-    cases = [Case("all_reduce", shape=(count,)) for count in (1, 4, 33)]
-    tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
-    dist.all_reduce_coalesced(tensors)
-    for case, tensor in zip(cases, tensors, strict=True):
-        assert_same(outputs(case, rank.size, rank.index)[0], tensor, str(case))
+    """Reduce tensors of different sizes; matrices, numbers and nothing; complex tensors alone and beside real ones."""
+    for shapes in MIXED:
+        cases = [Case("all_reduce", shape=shape, dtype=dtype) for dtype, shape in shapes]
+        tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
+        dist.all_reduce_coalesced(tensors)
+        for case, tensor in zip(cases, tensors, strict=True):
+            assert_same(outputs(case, rank.size, rank.index)[0], tensor, str(case))
 
 
 @requirement(
@@ -125,14 +140,15 @@ def test_all_reduce_coalesced(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_all_gather_coalesced(rank: Rank) -> None:
-    """Gather three tensors of different sizes."""
-    cases = [Case("all_gather", shape=(count,)) for count in (1, 4, 33)]
-    tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
-    gathered = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
-    dist.all_gather_coalesced(gathered, tensors)
-    for number, case in enumerate(cases):
-        for sender, right in enumerate(outputs(case, rank.size, rank.index)):
-            assert_same(right, gathered[sender][number], f"{case} from rank {sender}")
+    """Gather tensors of different sizes; matrices, numbers and nothing; complex tensors alone and beside real ones."""
+    for shapes in MIXED:
+        cases = [Case("all_gather", shape=shape, dtype=dtype) for dtype, shape in shapes]
+        tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
+        gathered = [[torch.full_like(tensor, -1) for tensor in tensors] for _ in range(rank.size)]
+        dist.all_gather_coalesced(gathered, tensors)
+        for number, case in enumerate(cases):
+            for sender, right in enumerate(outputs(case, rank.size, rank.index)):
+                assert_same(right, gathered[sender][number], f"{case} from rank {sender}")
 
 
 @requirement(

@@ -301,6 +301,8 @@ def test_refused_groups(world: World) -> None:
             "negative": lambda: dist.new_subgroups(-1),
             "too large": lambda: dist.new_subgroups(6),
             "nothing": lambda: dist.new_subgroups_by_enumeration([]),
+            "part above": lambda: dist.new_subgroups_by_enumeration([[0, 3], [1]]),
+            "negative part": lambda: dist.new_subgroups_by_enumeration([[-1, 0], [1]]),
         }
         before = dist.get_pg_count()
         for name, call in refused.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -337,3 +338,69 @@ def test_operations_in_subgroups(world: World, op: str) -> None:
     """An average over two of the ranks is divided by two."""
     dtype = dtypes_of(op)[0]
     assert_right(world, [Case("all_reduce", op, dtype, group=group, repeats=2) for group in groups_of(world.size)])
+
+
+@requirement(
+    "COLL-GROUP-31",
+    "A rank outside of a group that calls a collective of the group gets a warning or an error, and changes nothing.",
+    source="torch.distributed: 'None, if not async_op or if not part of the group'; test_c10d_common.py: "
+    "AbstractCommTest, test_warn_not_in_group",
+)
+@pytest.mark.needs(features=["messages", "objects"])
+@spmd(3)
+def test_outsiders(rank: Rank) -> None:
+    """Rank 0 calls everything in the group of the others, which then use it."""
+    group: Any = dist.new_group([1, 2])
+    t = torch.ones(2, device=rank.device)
+    some, objects = [torch.ones(2, device=rank.device) for _ in range(2)], ["a", "b"]
+    four = torch.ones(4, device=rank.device)
+    of: dict[str, Any] = {"group": group}
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(t, **of),
+        "all_reduce in flight": lambda: dist.all_reduce(t, async_op=True, **of),
+        "broadcast": lambda: dist.broadcast(t, 1, **of),
+        "reduce": lambda: dist.reduce(t, 1, **of),
+        "all_gather": lambda: dist.all_gather(some, t, **of),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(four, t, **of),
+        "gather": lambda: dist.gather(t, None, 1, **of),
+        "scatter": lambda: dist.scatter(t, None, 1, **of),
+        "reduce_scatter": lambda: dist.reduce_scatter(t, some, **of),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(t, four, **of),
+        "all_to_all": lambda: dist.all_to_all(some, [t, t], **of),
+        "all_to_all_single": lambda: dist.all_to_all_single(t, t.clone(), **of),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced(some, **of),
+        "all_gather_coalesced": lambda: dist.all_gather_coalesced([[t], [t]], [t.clone()], **of),
+        "barrier": lambda: dist.barrier(**of),
+        "monitored_barrier": lambda: dist.monitored_barrier(**of),
+        "send": lambda: dist.send(t, 1, **of),
+        "isend": lambda: dist.isend(t, 1, **of),
+        "recv": lambda: dist.recv(t, 1, **of),
+        "irecv": lambda: dist.irecv(t, 1, **of),
+        "all_gather_object": lambda: dist.all_gather_object(objects, "c", **of),
+        "broadcast_object_list": lambda: dist.broadcast_object_list(objects, 1, **of),
+        "gather_object": lambda: dist.gather_object("c", None, 1, **of),
+        "scatter_object_list": lambda: dist.scatter_object_list(objects, None, 1, **of),
+        "send_object_list": lambda: dist.send_object_list(objects, 1, **of),
+        "recv_object_list": lambda: dist.recv_object_list(objects, 1, **of),
+    }
+    if rank.index == 0:
+        for what, call in calls.items():
+            name = what.split()[0]
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    result = call()
+                except (RuntimeError, ValueError):
+                    continue
+            told = [str(each.message) for each in caught if "does not belong" in str(each.message)]
+            assert len(told) == 1, what
+            assert "rank 0" in told[0], what
+            assert name in told[0] or "tensor" in name or name == "recv", what
+            assert result in (None, -1), what
+        assert all(tensor.eq(1).all() for tensor in (t, four, *some))
+        assert objects == ["a", "b"]
+    else:
+        dist.all_reduce(t, group=group)
+        assert t.tolist() == [2, 2]
+    dist.all_reduce(four)
+    assert four.tolist() == [3] * 4

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, assert_on_ranks, requirement, spmd
-from harness.stacks.collectives import set_timeout
+from harness.stacks.collectives import assert_right, claimed_cases, set_timeout
+from suites.collectives.cases import every_collective
 from suites.collectives.test_restarts import assert_usable
 
 SECONDS = 1.0
@@ -319,3 +320,44 @@ def _default_of(device: str) -> str:
         return dist.get_default_backend_for_device(device)
     except ValueError as e:
         return str(e)
+
+
+@requirement(
+    "COLL-GROUP-32",
+    "Ranks that connect only when they must give the same results in every collective and message, whichever is first.",
+    source="torch/csrc/distributed/c10d/ProcessGroupGloo.cpp: TORCH_GLOO_LAZY_INIT; test_c10d_gloo.py: "
+    "ProcessGroupGlooLazyInitTest",
+)
+@pytest.mark.needs(features=["messages"])
+@pytest.mark.world(3, env={"TORCH_GLOO_LAZY_INIT": "1"})
+def test_late_connections(world: World) -> None:
+    """Each kind of call is the first in a group of its own, also a receive from any rank, and others follow."""
+    for case in claimed_cases(every_collective(group=(1, 2), root=1)):
+        assert_right(world, [case])
+    assert_right(world, every_collective(root=2, form="async", repeats=2))
+
+    def body(rank: Rank) -> None:
+        own = torch.tensor([float(rank.index)], device=rank.device)
+        for how in ("recv", "any", "both ways", "barrier", "monitored_barrier", "objects"):
+            group = dist.new_group()
+            into = torch.full_like(own, -1)
+            if how in ("barrier", "monitored_barrier"):
+                getattr(dist, how)(group)
+            elif how == "objects":
+                objects: list[object] = [None] * 3
+                dist.all_gather_object(objects, rank.index, group)
+                assert objects == [0, 1, 2]
+            elif how == "both ways":
+                after, before = (rank.index + 1) % 3, (rank.index - 1) % 3
+                ops = [dist.P2POp(dist.isend, own, after, group), dist.P2POp(dist.irecv, into, before, group)]
+                for work in dist.batch_isend_irecv(ops):
+                    work.wait()
+                assert into.item() == before
+            elif rank.index == 2:
+                dist.send(own, 0, group)
+            elif rank.index == 0:
+                assert dist.recv(into, 2 if how == "recv" else None, group) == 2
+                assert into.item() == 2
+            assert_usable(group, [0, 1, 2], rank.index, rank.device)
+
+    world.run(body)

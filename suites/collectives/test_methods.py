@@ -1,8 +1,10 @@
-"""Collectives as methods of their group, which take tensors and options by name."""
+"""Methods of groups, which the functions of torch.distributed call, and operations of reductions as objects."""
 
 from __future__ import annotations
 
-import time
+import copy
+import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,138 +12,241 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, requirement
-
-SOURCE = "torch.distributed.ProcessGroup: allreduce, broadcast, reduce, allgather, gather, scatter, reduce_scatter, "
-SOURCE += "alltoall_base, barrier, send, recv; test_dist2.py: ProcessGroupGlooTest"
-LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.4)
-
-
-def called(group: Any, name: str, mine: torch.Tensor, size: int, root: int, timeout: timedelta | None) -> Any:
-    """Call a method with a tensor of two elements; return its Work and the tensors that it writes."""
-    options = {} if timeout is None else {"timeout": timeout}
-    into = [torch.full_like(mine, -1) for _ in range(size)]
-    parts = [mine * (i + 1) for i in range(size)]
-    at_root = group.rank() == root
-    if name == "allreduce":
-        return group.allreduce(mine, **options), [mine]
-    if name == "allreduce-max":
-        return group.allreduce(mine, op=dist.ReduceOp.MAX, **options), [mine]
-    if name == "broadcast":
-        return group.broadcast(mine, root=root, **options), [mine]
-    if name == "reduce":
-        return group.reduce(mine, root=root, op=dist.ReduceOp.SUM, **options), [mine] if at_root else []
-    if name == "reduce-min":
-        return group.reduce(mine, root=root, op=dist.ReduceOp.MIN, **options), [mine] if at_root else []
-    if name == "allgather":
-        return group.allgather(into, mine, **options), into
-    if name == "gather":
-        return group.gather(into if at_root else [], mine, root=root, **options), into if at_root else []
-    if name == "scatter":
-        return group.scatter(into[0], parts if at_root else [], root=root, **options), into[:1]
-    if name == "reduce_scatter":
-        return group.reduce_scatter(into[0], parts, op=dist.ReduceOp.SUM, **options), into[:1]
-    if name == "reduce_scatter-max":
-        return group.reduce_scatter(into[0], parts, op=dist.ReduceOp.MAX, **options), into[:1]
-    if name == "alltoall_base":
-        whole = torch.full((2 * size,), -1.0, device=mine.device)
-        return group.alltoall_base(whole, torch.cat(parts), [2] * size, [2] * size, **options), [whole]
-    return group.barrier(**options), []
-
-
-def expected(name: str, member: int, size: int, root: int) -> list[float]:
-    """Return one number for each pair of elements that a member's method writes; member m has given 10^m."""
-    given = [10.0**i for i in range(size)]
-    name, _, op = name.partition("-")
-    reduced = {"": sum, "max": max, "min": min}[op](given)
-    return {
-        "allreduce": [reduced],
-        "broadcast": [given[root]],
-        "reduce": [reduced] if member == root else [],
-        "allgather": given,
-        "gather": given if member == root else [],
-        "scatter": [given[root] * (member + 1)],
-        "reduce_scatter": [reduced * (member + 1)],
-        "alltoall_base": [value * (member + 1) for value in given],
-        "barrier": [],
-    }[name]
-
-
-METHODS = (
-    *("allreduce", "allreduce-max", "broadcast", "reduce", "reduce-min", "allgather", "gather", "scatter"),
-    *("reduce_scatter", "reduce_scatter-max", "alltoall_base", "barrier"),
-)
+from harness import Rank, World, requirement, spmd
+from harness.stacks.collectives import premul_sum
+from suites.collectives.cases import OPS
 
 
 @requirement(
-    "COLL-METHOD-01",
-    "Called as a method of its group, a collective gives what the function gives, with the root and operation that it "
-    "is given.",
-    source=SOURCE,
+    "COLL-CALL-08",
+    "Methods of a group give what the functions give, for a tensor or a list, by keywords or options, with ranks of "
+    "the group.",
+    source="torch/csrc/distributed/c10d/init.cpp: ProcessGroup; test_c10d_gloo.py: ProcessGroupGlooTest",
 )
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.world(3)
-def test_methods(world: World) -> None:
-    """Call each method with each root, with and without a timeout, in the world and in a group without rank 0."""
+def test_methods(world: World, ranks: tuple[int, ...]) -> None:
+    """Call each method in each way, with another root, operation, tag or timeout than the default."""
 
     def body(rank: Rank) -> None:
-        part: Any = dist.new_group([1, 2])
-        for group in (dist.group.WORLD, part):
-            if group is part and rank.index == 0:
-                continue
-            assert group is not None
-            member, size = group.rank(), group.size()
-            for name in METHODS:
-                for root in range(size):
-                    for timeout in (None, LONG):
-                        what = f"{name}, root {root} of {size}, timeout {timeout}"
-                        mine = torch.full((2,), 10.0**member, device=rank.device)
-                        work, into = called(group, name, mine, size, root, timeout)
-                        work.wait()
-                        right = expected(name, member, size, root)
-                        found = torch.cat([torch.empty(0, device=rank.device), *into])
-                        assert_same(torch.tensor(right).repeat_interleave(2), found, what)
-            for tag in (0, 7):
-                mine = torch.full((2,), 10.0**member, device=rank.device)
-                if member < 2:
-                    work = group.send([mine], 1, tag) if member == 0 else group.recv([mine], 0, tag)
-                    work.wait()
-                    assert mine.tolist() == [1.0, 1.0]
+        group: Any = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        size, me = len(ranks), ranks.index(rank.index)
+        last, limit = size - 1, timedelta(seconds=50)
+        ops = dist.ReduceOp
 
-    world.run(body)
+        def t(*numbers: float) -> torch.Tensor:
+            return torch.tensor(numbers, device=rank.device)
+
+        def own() -> torch.Tensor:
+            return t(me + 2.0)
+
+        def empty(count: int = 1, many: int = 0) -> Any:
+            made = [torch.full((count,), -1.0, device=rank.device) for _ in range(many or 1)]
+            return made if many else made[0]
+
+        def filled(options: Any, **values: Any) -> Any:
+            for name, value in values.items():
+                setattr(options, name, value)
+            return options
+
+        def check(what: str, out: Any, right: Any, call: Callable[[Any], Any]) -> None:
+            work = call(out)
+            assert work.wait() in (None, True), what
+            found = [tensor.tolist() for tensor in (out if isinstance(out, list) else [out])]
+            assert right is None or found == [list(each) for each in right], what
+
+        numbers = [member + 2.0 for member in range(size)]
+        product = float(torch.tensor(numbers).prod())
+        mine = [10.0 * me + slot for slot in range(size)]
+        to_me = [10.0 * sender + me for sender in range(size)]
+        here = me == last
+        sums: dict[str, Callable[[Any], Any]] = {
+            "a tensor": lambda x: group.allreduce(x),
+            "a list": lambda x: group.allreduce([x]),
+            "by default options": lambda x: group.allreduce([x], dist.AllreduceOptions()),
+            "a tensor and a timeout": lambda x: group.allreduce(x, timeout=limit),
+        }
+        for what, call in sums.items():
+            check(f"allreduce, {what}", own(), [[sum(numbers)]], call)
+        products: dict[str, Callable[[Any], Any]] = {
+            "a tensor": lambda x: group.allreduce(x, op=ops.PRODUCT),
+            "a list": lambda x: group.allreduce([x], op=ops.PRODUCT),
+            "by position": lambda x: group.allreduce(x, ops.PRODUCT),
+            "options": lambda x: group.allreduce([x], filled(dist.AllreduceOptions(), reduceOp=ops.PRODUCT)),
+            "opts": lambda x: group.allreduce([x], opts=filled(dist.AllreduceOptions(), reduceOp=ops.PRODUCT)),
+        }
+        for what, call in products.items():
+            check(f"allreduce of a product, {what}", own(), [[product]], call)
+        for what, call in {
+            "keyword": lambda x: group.broadcast(x, root=last),
+            "position": lambda x: group.broadcast(x, last),
+            "options": lambda x: group.broadcast([x], filled(dist.BroadcastOptions(), rootRank=last, rootTensor=0)),
+        }.items():
+            check(f"broadcast, {what}", own(), [[numbers[last]]], call)
+        for what, call in {
+            "keywords": lambda x: group.reduce(x, root=last, op=ops.PRODUCT),
+            "positions": lambda x: group.reduce(x, last, ops.PRODUCT),
+            "options": lambda x: group.reduce([x], filled(dist.ReduceOptions(), rootRank=last, reduceOp=ops.PRODUCT)),
+        }.items():
+            check(f"reduce, {what}", own(), [[product]] if here else None, call)
+        for what, call in {
+            "a tensor": lambda x: group.allgather(x, own()),
+            "lists": lambda x: group.allgather([x], [own()]),
+        }.items():
+            check(f"allgather, {what}", empty(1, size), [[number] for number in numbers], call)
+        for what, call in {
+            "keyword": lambda x: group.gather(x if here else [], own(), root=last),
+            "options": lambda x: group.gather(
+                [x] if here else [], [own()], filled(dist.GatherOptions(), rootRank=last)
+            ),
+        }.items():
+            right = [[number] for number in numbers] if here else [[-1.0]] * size
+            check(f"gather, {what}", empty(1, size), right, call)
+        parts = [t(number) for number in mine]
+        for what, call in {
+            "keyword": lambda x: group.scatter(x, parts if here else [], root=last),
+            "options": lambda x: group.scatter(
+                [x], [parts] if here else [], filled(dist.ScatterOptions(), rootRank=last)
+            ),
+        }.items():
+            check(f"scatter, {what}", empty(), [[10.0 * last + me]], call)
+        for what, call in {
+            "keyword": lambda x: group.reduce_scatter(x, parts, op=ops.MAX),
+            "options": lambda x: group.reduce_scatter(
+                [x], [parts], filled(dist.ReduceScatterOptions(), reduceOp=ops.MAX)
+            ),
+        }.items():
+            check(f"reduce_scatter, {what}", empty(), [[max(to_me)]], call)
+        check("alltoall", empty(1, size), [[number] for number in to_me], lambda x: group.alltoall(x, parts))
+        check("alltoall_base", empty(size), [to_me], lambda x: group.alltoall_base(x, t(*mine), [], []))
+        check("allreduce_coalesced", [own(), t(1.0)], [[sum(numbers)], [size]], group.allreduce_coalesced)
+        both = [t(*(2.0 * number for number in mine)), t(*mine)]
+        check(
+            "allgather_into_tensor_coalesced",
+            [*empty(size, 1), *empty(2 * size, 1)],
+            [numbers, [x for number in numbers for x in (number, 7.0)]],
+            lambda x: group.allgather_into_tensor_coalesced(x, [own(), t(me + 2.0, 7.0)]),
+        )
+        check(
+            "reduce_scatter_tensor_coalesced",
+            empty(1, 2),
+            [[2 * sum(to_me)], [sum(to_me)]],
+            lambda x: group.reduce_scatter_tensor_coalesced(x, both),
+        )
+        assert group.barrier().wait() in (None, True)
+        assert group.barrier(timeout=limit).wait() in (None, True)
+        into = empty()
+        if me == 0:
+            works = [group.send([t(tag + 0.5)], last, tag) for tag in (3, 4, 5)]
+        else:
+            works = [group.recv([empty()], 0, 3), group.recv([into], 0, 4), group.recv_anysource([empty()], 5)]
+        for work in works if me in (0, last) else ():
+            work.wait()
+            assert work.is_completed()
+        assert into.tolist() == ([4.5] if here else [-1])
+
+    world.run(body, timeout=20)
 
 
 @requirement(
-    "COLL-METHOD-02",
-    "The timeout that a method of a group is given is that of this call, and of no later one.",
-    source=SOURCE,
+    "COLL-ASYNC-14",
+    "Callbacks of a future, each chained to the one before, run in order on the value of a Work that is done.",
+    source="torch.distributed.Work.get_future; torch.futures.Future.then; distributed_test.py: test_get_future",
 )
-@pytest.mark.needs(features=["subgroups"])
-@pytest.mark.world(2)
-def test_timeouts_of_methods(world: World) -> None:
-    """Rank 1 joins no call until rank 0 has seen an error of each; calls of other groups without a timeout wait on."""
-    names = [name for name in METHODS if "-" not in name and name not in ("reduce", "gather")]  # rank 1 is the root
+@spmd(2)
+def test_chained_callbacks(rank: Rank) -> None:
+    """Chain three callbacks to collectives of every kind, and a failing one between others; wait for the last only."""
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.full((2,), rank.index + 1.0, device=rank.device), async_op=True),
+        lambda: dist.broadcast(torch.full((2,), 3.0 * rank.index, device=rank.device), 1, async_op=True),
+        lambda: dist.group.WORLD.allreduce([torch.full((2,), rank.index + 1.0, device=rank.device)]),  # type: ignore
+    ]
 
-    def body(rank: Rank) -> None:
-        short = {name: dist.new_group() for name in names}
-        others = {name: dist.new_group() for name in names}
-        mine = torch.ones(2, device=rank.device)
-        for name, group in (*short.items(), *others.items()):
-            called(group, name, mine.clone(), 2, 1, LONG)[0].wait()
-        if rank.index == 1:
-            rank.store.wait(["seen"])
-        began = time.monotonic()
-        waiting = {name: called(group, name, mine.clone(), 2, 1, None)[0] for name, group in others.items()}
-        if rank.index == 0:
-            works = {name: called(group, name, mine.clone(), 2, 1, SHORT)[0] for name, group in short.items()}
-            try:
-                for name, work in works.items():
-                    with pytest.raises(RuntimeError):
-                        work.wait()
-                    assert 0.9 * SHORT.total_seconds() <= time.monotonic() - began < 5, name
-                assert [name for name, work in waiting.items() if work.is_completed()] == []
-            finally:
-                rank.store.set("seen", "")
-        for work in waiting.values():
-            work.wait()
+    def fail(future: Any) -> Any:
+        raise KeyError("in a callback")
 
-    world.run(body, watch=False, timeout=20)
+    for call in calls:
+        seen: list[str] = []
+
+        def add(future: Any, seen: list[str] = seen) -> Any:
+            seen.append("add")
+            return [tensor + 1 for tensor in future.wait()]
+
+        def double(future: Any, seen: list[str] = seen) -> Any:
+            seen.append("double")
+            return [2 * tensor for tensor in future.value()]
+
+        work = call()
+        future = work.get_future()
+        chained = future.then(double).then(add).then(double)
+        assert [tensor.tolist() for tensor in chained.wait()] == [[14.0, 14.0]]
+        assert seen == ["double", "add", "double"]
+        broken = future.then(fail)
+        with pytest.raises((KeyError, RuntimeError), match="in a callback"):
+            broken.wait()
+        assert future.then(add).wait()[0].tolist() == [4.0, 4.0]
+        work.wait()
+        assert work.get_future().value()[0].tolist() == [3.0, 3.0]
+
+
+@requirement(
+    "COLL-OP-01",
+    "A ReduceOp that is copied, pickled or wrapped is an instance of ReduceOp, equals its original alone, and reduces "
+    "as it does.",
+    source="torch.distributed.ReduceOp; pytorch/pytorch#87191, pytorch/pytorch#90072; test_c10d_common.py: "
+    "ReduceOpTest",
+)
+@spmd(2)
+def test_operations_as_objects(rank: Rank) -> None:
+    """Copy, pickle and wrap each operation, compare all of them, and reduce numbers and objects with them."""
+    originals = {name: getattr(dist.ReduceOp, name) for name in OPS}
+
+    def forms(op: Any) -> dict[str, Any]:
+        wrapped = dist.ReduceOp(op)
+        made = {"plain": op, "wrapped": wrapped}
+        for what, one in list(made.items()):
+            made[f"copied {what}"] = copy.copy(one)
+            made[f"deeply copied {what}"] = copy.deepcopy(one)
+            made[f"pickled {what}"] = pickle.loads(pickle.dumps(one))
+        made["in a container"] = copy.deepcopy({"op": [op]})["op"][0]
+        return made
+
+    everything = {name: forms(op) for name, op in originals.items()}
+    for name, made in everything.items():
+        floats = name == "AVG"
+        numbers = [6, 3]
+        right = {
+            "SUM": 9,
+            "PRODUCT": 18,
+            "MIN": 3,
+            "MAX": 6,
+            "AVG": 4.5,
+            "BAND": 6 & 3,
+            "BOR": 6 | 3,
+            "BXOR": 6 ^ 3,
+        }[name]
+        for what, op in made.items():
+            assert isinstance(op, dist.ReduceOp), f"{name}, {what}"
+            same = {other for other, another in originals.items() if op == another}
+            assert same == {name}, f"{name}, {what}"
+            if "wrapped" in what:  # a plain operation does not equal a wrapped one
+                same = {other for other, another in originals.items() if op == dist.ReduceOp(another)}
+                assert same == {name}, f"{name}, {what}"
+            assert op != "SUM", f"{name}, {what}"
+            assert op not in (None, name), f"{name}, {what}"
+            tensor = torch.tensor([numbers[rank.index]], dtype=torch.float32 if floats else torch.int64)
+            tensor = tensor.to(rank.device)
+            dist.all_reduce(tensor, op)
+            assert tensor.item() == right, f"{name}, {what}"
+        assert {originals[name]: 1}[originals[name]] == 1
+    arrived: list[Any] = [None, None]
+    dist.all_gather_object(arrived, {name: made["wrapped"] for name, made in everything.items()})
+    for one in arrived:
+        assert all(op == originals[name] for name, op in one.items())
+    factor = premul_sum(2.0)
+    for op in (copy.copy(factor), copy.deepcopy(factor), pickle.loads(pickle.dumps(factor))):
+        assert isinstance(op, dist.ReduceOp)
+        assert op == factor
+        assert op != originals["SUM"]

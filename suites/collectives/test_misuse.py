@@ -229,6 +229,13 @@ def test_differences_at_debug_level(world: World) -> None:
         other = torch.ones(2, dtype=torch.float64 if second else torch.float32, device=device)
         more = torch.ones(3 if second else 2, device=device)
         two = torch.ones(2, device=device)
+        words = {
+            "dtype": ("ALLREDUCE", "Float", "Double"),
+            "shape": ("ALLREDUCE", "[2]", "[3]"),
+            "shape in flight": ("BROADCAST", "[2]", "[3]"),
+            "shapes of lists": ("ALLGATHER", "[2]", "[3]"),
+            "collective": ("ALLREDUCE", "BROADCAST", "Rank 0", "Rank 1"),
+        }
         wrong: dict[str, Callable[[Any], Any]] = {
             "dtype": lambda group: dist.all_reduce(other, group=group),
             "shape": lambda group: dist.all_reduce(more, group=group),
@@ -238,8 +245,9 @@ def test_differences_at_debug_level(world: World) -> None:
         }
         for name, group in groups.items():
             for what, call in wrong.items():
-                with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
+                with pytest.raises(RuntimeError, match=r"(?i)mismatch") as told:
                     call(group)
+                assert [word for word in words[what] if word not in str(told.value)] == [], f"{name}, another {what}"
                 total = torch.ones(2, device=device)
                 dist.all_reduce(total, group=group)
                 assert total.tolist() == [2, 2], f"{name} after another {what}"
@@ -297,3 +305,79 @@ def test_timeouts_at_debug_level(world: World) -> None:
                 assert 0.9 * SHORT.total_seconds() <= seconds < SHORT.total_seconds() + 5, what
 
     world.run(body, watch=False, timeout=10)
+
+
+@requirement(
+    "COLL-MISUSE-07",
+    "Tensors whose size or dtype does not fit a collective are refused where they are given, alone or in lists.",
+    source="torch.distributed: its collectives; test_c10d_gloo.py: test_scatter_checks, "
+    "test_allgather_coalesced_checks; test_c10d_common.py: AbstractCommTest",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@pytest.mark.needs(features=["coalescing"])
+@spmd(2)
+def test_tensors_that_do_not_fit(rank: Rank) -> None:
+    """Give tensors that are longer, shorter, empty or of another dtype, first, last or everywhere; then right ones."""
+    me = rank.index
+
+    def t(count: int = 2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((count,), 5, dtype=dtype, device=rank.device)
+
+    def lists(wrong: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [[wrong.clone(), t()], [t(), wrong.clone()], [wrong.clone(), wrong.clone()]]
+
+    refused: list[tuple[str, Callable[[], Any]]] = []
+    for kind, wrong in {
+        "longer": t(3),
+        "shorter": t(1),
+        "empty": t(0),
+        "double": t(2, torch.float64),
+        "whole": t(2, torch.int32),
+    }.items():
+        size = kind in ("longer", "shorter", "empty")
+        two = torch.cat([wrong, wrong])
+        refused += [
+            (f"{kind}: all_gather_into_tensor", lambda two=two: dist.all_gather_into_tensor(two, t())),
+            (f"{kind}: reduce_scatter_tensor", lambda two=two: dist.reduce_scatter_tensor(t(), two)),
+            (f"{kind}: all_to_all_single", lambda two=two: dist.all_to_all_single(two, t(4))),
+        ]
+        for some in lists(wrong):
+            nested = [[tensor] for tensor in some]
+            refused.append((f"{kind}: all_gather", lambda some=some: dist.all_gather(some, t())))
+            refused.append((f"{kind}: all_gather_coalesced", lambda n=nested: dist.all_gather_coalesced(n, [t()])))
+            refused.append((f"{kind}: gather", lambda some=some: dist.gather(t(), some, me)))
+            refused.append((f"{kind}: scatter", lambda some=some: dist.scatter(t(), some, me)))
+            if size:
+                continue
+            right = [t(), t()]
+            refused.append((f"{kind}: reduce_scatter", lambda some=some: dist.reduce_scatter(t(), some)))
+            refused.append((f"{kind}: all_to_all in", lambda some=some, r=right: dist.all_to_all(r, some)))
+            refused.append((f"{kind}: all_to_all out", lambda some=some, r=right: dist.all_to_all(some, r)))
+            if some[0].dtype != some[1].dtype:
+                refused.append((f"{kind}: all_reduce_coalesced", lambda some=some: dist.all_reduce_coalesced(some)))
+    flat: Any = [t(), t()]
+    for what, outs, ins in (
+        ("no list of lists", flat, [t()]),
+        ("one list too few", [[t()]], [t()]),
+        ("one list too many", [[t()] for _ in range(3)], [t()]),
+        ("lists of two for one", [[t(), t()], [t(), t()]], [t()]),
+        ("lists of one for two", [[t()], [t()]], [t(), t()]),
+        ("nothing", [[], []], []),
+    ):
+        refused.append((f"{what}: all_gather_coalesced", lambda o=outs, i=ins: dist.all_gather_coalesced(o, i)))
+    refused.append(("nothing: all_reduce_coalesced", lambda: dist.all_reduce_coalesced([])))
+    for what, call in refused:
+        for _ in range(2):
+            try:
+                call()
+            except (TypeError, ValueError, RuntimeError):
+                continue
+            raise AssertionError(f"{what} is not refused")
+    outs = [[t(), t(3)] for _ in range(2)]
+    dist.all_gather_coalesced(outs, [t() + me, t(3) + me])
+    assert [[tensor.tolist() for tensor in line] for line in outs] == [[[5] * 2, [5] * 3], [[6] * 2, [6] * 3]]
+    gathered = [t(), t()]
+    for root in range(2):
+        dist.gather(t() + me, gathered if me == root else None, root)
+    assert [tensor.tolist() for tensor in gathered] == [[5, 5], [6, 6]]

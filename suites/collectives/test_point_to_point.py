@@ -67,10 +67,13 @@ def test_send_recv(world: World) -> None:
 )
 @spmd(2, 3, 4)
 def test_any_source(rank: Rank) -> None:
-    """Each other rank sends one message to rank 0."""
+    """Each other rank sends one message to rank 0, which waits for it in recv, and one that irecv takes."""
     if rank.index > 0:
         dist.send(outgoing(rank), 0)
+        dist.send(outgoing(rank, call=1), 0, tag=1)
         return
+    flying = [incoming(rank) for _ in range(rank.size - 1)]
+    works = [dist.irecv(tensor, tag=1) for tensor in flying]
     seen = set()
     for _ in range(rank.size - 1):
         received = incoming(rank)
@@ -78,6 +81,11 @@ def test_any_source(rank: Rank) -> None:
         assert_same(message(sender), received, f"from rank {sender}")
         seen.add(sender)
     assert seen == set(range(1, rank.size))
+    for work in works:
+        assert work is not None
+        work.wait()
+    arrived = sorted(tensor.view(torch.int32).tolist() for tensor in flying)
+    assert arrived == sorted(message(sender, call=1).view(torch.int32).tolist() for sender in seen)
 
 
 @requirement(

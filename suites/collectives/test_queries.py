@@ -45,6 +45,9 @@ def test_queries(rank: Rank) -> None:
         assert dist.get_backend_config(*of) == dist.get_backend_config(world)
     assert dist.get_process_group_ranks(None) == dist.get_process_group_ranks(world) == [0, 1, 2]
     assert (world.rank(), world.size()) == (rank.index, 3)
+    for query in (dist.get_group_rank, dist.get_global_rank):  # of a group that torch.distributed has not made
+        with pytest.raises((ValueError, RuntimeError)):
+            query(dist.ProcessGroup(0, 1), 0)
     count = dist.get_pg_count()
     group: Any = dist.new_group([2, 0])
     assert dist.get_pg_count() == count + 1

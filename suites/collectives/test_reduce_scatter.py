@@ -91,3 +91,42 @@ def test_newer_name(world: World, ranks: tuple[int, ...]) -> None:
             assert_same(right, output, str(case))
 
     world.run(body)
+
+
+@requirement(
+    "COLL-REDUCESCATTER-06",
+    "reduce_scatter takes parts of a different size for each rank, including empty ones.",
+    source="torch.distributed.reduce_scatter; test_c10d_gloo.py: test_reduce_scatter; test_c10d_ops_nccl.py: "
+    "test_reduce_scatter_v",
+)
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.world(3)
+def test_uneven(world: World, ranks: tuple[int, ...]) -> None:
+    """The part for each rank has one row more than the one before, or less; with several operations and dtypes."""
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return
+        me, size = ranks.index(rank.index), len(ranks)
+        for op, dtype in (("SUM", torch.float32), ("MAX", torch.int64), ("PRODUCT", torch.float64)):
+            for rows in ([*range(size)], [2 * (size - i) for i in range(size)], [7, *[1] * (size - 1)]):
+                for waits in (False, True):
+
+                    def part(sender: int, receiver: int) -> torch.Tensor:
+                        count = rows[receiver]  # noqa: B023 - called within the turn
+                        return (torch.arange(3.0 * count).view(count, 3) + 1 + 2 * sender).to(dtype)  # noqa: B023
+
+                    given = [part(me, receiver).to(rank.device) for receiver in range(size)]
+                    kept = [tensor.clone() for tensor in given]
+                    every = torch.stack([part(sender, me) for sender in range(size)])
+                    right = {"SUM": every.sum(0), "MAX": every.amax(0), "PRODUCT": every.prod(0)}[op]
+                    out = torch.full_like(right, 5, device=rank.device)
+                    work = dist.reduce_scatter(out, given, reduction(op), group, async_op=waits)
+                    if waits:
+                        work.wait()
+                    assert_same(right.to(dtype), out, f"{op}, {rows}, async: {waits}")
+                    for before, after in zip(kept, given, strict=True):
+                        assert_same(before, after, "the input")
+
+    world.run(body)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 from harness import Rank, World, requirement
 from harness.stacks.collectives import default_store
+from suites.collectives.test_naming import total
 
 SECONDS = 0.2
 LONG = timedelta(seconds=20)
@@ -387,9 +390,237 @@ def test_network_stores(world: World) -> None:
             assert store.get(f"of {1 - rank.index}") == f"{number}".encode()
             dist.barrier()
         if rank.index == 0:
+            server = dist.TCPStore(host, 0, None, True, timeout=LONG, wait_for_workers=False)
+            clients = [dist.TCPStore(host, server.port, None, False, timeout=LONG) for _ in range(5)]
+            for number, client in enumerate(clients):
+                client.set(f"client {number}", f"{number}")
+            assert [server.get(f"client {number}") for number in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
             began = time.monotonic()
             with pytest.raises(dist.DistError):
                 dist.TCPStore(host, 0, 2, True, timeout=timedelta(seconds=SECONDS), wait_for_workers=True)
             assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-11",
+    "wait and get block until another rank has set the keys.",
+    source="torch.distributed.Store: wait, get",
+)
+@requirement(
+    "COLL-STORE-12",
+    "wait raises an error after its own timeout, and get after that of the store.",
+    source="torch.distributed.Store: wait, get, set_timeout",
+)
+@pytest.mark.world(1)
+def test_waiting_in_threads(world: World, tmp_path: Path) -> None:
+    """Threads wait in a store in memory and in one of a file, with prefixes and without, for a key and for none."""
+
+    def body(rank: Rank) -> None:
+        file, memory = dist.FileStore(str(tmp_path / "store"), 1), dist.HashStore()
+        made: dict[str, Any] = {
+            "file": file,
+            "prefixed file": dist.PrefixStore("in a file", file),
+            "memory": memory,
+            "prefixed memory": dist.PrefixStore("in memory", memory),
+        }
+
+        def expires(what: str, call: Callable[[], Any]) -> None:
+            began = time.monotonic()
+            with pytest.raises((RuntimeError, dist.DistError)):
+                call()
+            assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5, what
+
+        with ThreadPoolExecutor(3 * len(made)) as pool:
+            waiting = []
+            for kind, store in made.items():
+                store.set_timeout(LONG)
+                waiting += [pool.submit(store.get, "late"), pool.submit(store.wait, ["late", "later"])]
+                waiting.append(
+                    pool.submit(expires, kind, lambda s=store: s.wait(["never"], timedelta(seconds=SECONDS)))
+                )
+            time.sleep(0.03)  # enough to see a thread that does not wait
+            for kind, store in made.items():
+                assert not any(each.done() for each in (*waiting[::3], *waiting[1::3])), kind
+                store.set("later", "2")
+            for store in made.values():
+                store.set("late", "1")
+            found = [each.result() for each in waiting]
+        assert found == [b"1", None, None] * len(made)
+        for kind, store in made.items():
+            if "memory" in kind:  # a file takes a second to notice anything
+                store.set_timeout(timedelta(seconds=SECONDS))
+                expires(kind, lambda store=store: store.get("never"))
+                assert store.add("counter", 2) == 2
+                assert store.add("counter", 3) == 5
+                assert store.get("counter") == b"5"
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-16",
+    "A store that is written in Python serves groups, and a PrefixStore passes calls on to it with the prefix.",
+    source="torch.distributed.Store, PrefixStore; test_store.py: PythonStoreTest, TestPythonStore",
+)
+@pytest.mark.world(2)
+def test_stores_in_python(world: World) -> None:
+    """One store passes everything on to a store of PyTorch, another has only what it must; groups begin in it."""
+
+    def body(rank: Rank) -> None:
+        real = dist.PrefixStore("python", rank.store.clone())
+        real.set_timeout(LONG)
+
+        class Plain(dist.Store):
+            def __init__(self) -> None:
+                super().__init__()
+                self.calls: list[tuple[Any, ...]] = []
+
+            def set(self, key: str, value: Any) -> None:
+                assert isinstance(value, bytes)
+                self.calls.append(("set", key, value))
+                real.set(key, value)
+
+            def get(self, key: str) -> bytes:
+                self.calls.append(("get", key))
+                return real.get(key)
+
+            def add(self, key: str, value: int) -> int:
+                self.calls.append(("add", key, value))
+                return real.add(key, value)
+
+            def check(self, keys: list[str]) -> bool:
+                self.calls.append(("check", *keys))
+                return real.check(keys)
+
+            def wait(self, keys: list[str], *timeout: timedelta) -> None:  # type: ignore[override]
+                self.calls.append(("wait", *keys, *timeout))
+                real.wait(keys, *timeout)
+
+        class Whole(Plain):
+            def has_extended_api(self) -> bool:
+                return True
+
+            def append(self, key: str, value: Any) -> None:
+                self.calls.append(("append", key, value))
+
+            def multi_get(self, keys: list[str]) -> list[bytes]:
+                self.calls.append(("multi_get", *keys))
+                return [key.encode() for key in keys]
+
+            def multi_set(self, keys: list[str], values: list[Any]) -> None:
+                self.calls.append(("multi_set", *keys, *values))
+
+        me, other = rank.index, 1 - rank.index
+        for store in (Plain(), Whole()):
+            prefixed = dist.PrefixStore("outer", dist.PrefixStore(f"of {me}", store))
+            whole: Any = prefixed
+            at = f"of {me}/outer"
+            assert prefixed.has_extended_api() == isinstance(store, Whole)
+            prefixed.set("key", "value")
+            assert prefixed.get("key") == b"value"
+            assert prefixed.add("count", 5) == 5
+            assert prefixed.add("count", -2) == 3
+            assert prefixed.check(["key", "count"])
+            assert not prefixed.check(["key", "none"])
+            prefixed.wait(["key"])
+            prefixed.wait(["key", "count"], timedelta(seconds=7))
+            assert store.calls == [
+                ("set", f"{at}/key", b"value"),
+                ("get", f"{at}/key"),
+                ("add", f"{at}/count", 5),
+                ("add", f"{at}/count", -2),
+                ("check", f"{at}/key", f"{at}/count"),
+                ("check", f"{at}/key", f"{at}/none"),
+                ("wait", f"{at}/key"),
+                ("wait", f"{at}/key", f"{at}/count", timedelta(seconds=7)),
+            ]
+            store.calls.clear()
+            if isinstance(store, Whole):
+                whole.append("key", "more")
+                whole.multi_set(["a", "b"], ["1", b"2"])
+                assert whole.multi_get(["b", "a"]) == [f"{at}/b".encode(), f"{at}/a".encode()]
+                assert store.calls == [
+                    ("append", f"{at}/key", b"more"),
+                    ("multi_set", f"{at}/a", f"{at}/b", b"1", b"2"),
+                    ("multi_get", f"{at}/b", f"{at}/a"),
+                ]
+            else:
+                whole.multi_set(["a", "b"], ["1", b"2"])
+                assert whole.multi_get(["b", "a"]) == [b"2", b"1"]
+                assert real.get(f"{at}/a") == b"1"
+            assert prefixed.add("count", -3) == 0
+        dist.barrier()
+        dist.destroy_process_group()
+        store = Plain()
+        dist.init_process_group(rank.backend, store=store, rank=me, world_size=2)
+        assert total(rank, None) == 11
+        assert total(rank, dist.new_group([0, 1])) == 11
+        assert {call[0] for call in store.calls} >= {"set", "get"}
+        default_store().set(f"of {me}", "mine")
+        assert default_store().get(f"of {other}") == b"mine"
+        dist.barrier()
+        dist.destroy_process_group()
+        back = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=back, rank=me, world_size=2)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-17",
+    "A second TCPStore that serves on a port is refused, unless both are multi_tenant, and then they share their keys.",
+    source="torch.distributed.TCPStore: multi_tenant; test_store.py: test_address_already_in_use, test_multitenancy",
+)
+@requirement(
+    "COLL-STORE-18",
+    "The file of a FileStore is removed when its last store of all workers ends, and not before.",
+    source="torch.distributed.FileStore: world_size; test_store.py: test_refcount",
+)
+@pytest.mark.world(2)
+def test_shared_places(world: World, tmp_path: Path) -> None:
+    """Serve twice on a port, in each combination; make and release stores in one file, on both ranks."""
+
+    def body(rank: Rank) -> None:
+        host = "127.0.0.1"
+        for first, second in ((False, False), (True, True), (False, True), (True, False)):
+            one = dist.TCPStore(host, 0, 1, True, multi_tenant=first)
+            try:
+                other = dist.TCPStore(host, one.port, 1, True, multi_tenant=second)
+            except dist.DistError:
+                assert not first or not second
+            else:
+                assert first
+                assert second
+                one.set("key", "of one")
+                assert (other.get("key"), other.port) == (b"of one", one.port)
+                other.set("key", "of other")
+                assert one.get("key") == b"of other"
+                del other
+                assert one.get("key") == b"of other"
+            client = dist.TCPStore(host, one.port, None, False, timeout=LONG)
+            client.set("client", "")
+            assert one.get("client") == b""
+        path = tmp_path / "store"
+        stores = [dist.FileStore(str(path), 2) for _ in range(2)]
+        prefixed = dist.PrefixStore("prefix", stores[0])
+        stores[0].set(f"of {rank.index}", "x")
+        dist.barrier()
+        assert stores[1].get(f"of {1 - rank.index}") == b"x"
+        dist.barrier()
+        if rank.index == 1:
+            del prefixed
+            stores.clear()
+        dist.barrier()
+        assert path.exists()
+        dist.barrier()
+        if rank.index == 0:
+            stores.clear()
+            assert path.exists()
+            assert not prefixed.check(["key"])
+            del prefixed
+            assert not path.exists()
+        dist.barrier()
 
     world.run(body)
