@@ -285,3 +285,46 @@ def test_overlap_passes(world: World) -> None:
                 assert orders[1:] == [[gather, product, wait], [product, gather, wait]]
 
     world.run(body)
+
+
+NAMED = ("raise_comms", "sink_waits", "reorder_compute_for_overlap", "reorder_communication_preserving_peak_memory")
+"""The passes that move collectives and have names."""
+
+
+@requirement(
+    "DYN-PASS-06",
+    "With each named pass that reorders, Inductor's code has the results of uncompiled code, also where a collective "
+    "needs another's.",
+    source="torch/_inductor/config.py: reorder_for_compute_comm_overlap_passes; test_compute_comm_reordering.py",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=180)
+def test_named_passes(world: World) -> None:
+    """Run each pass alone and all in a row, on collectives between products that need their results."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+
+        def code(x: torch.Tensor) -> Tensors:
+            first = functional.all_gather_tensor(x, 0, group)
+            product = x @ x
+            second = functional.all_gather_tensor(first, 0, group)
+            other = product @ product
+            third = functional.reduce_scatter_tensor(second, "sum", 0, group)
+            return [first, second, third, first[:4] @ other, other @ product]
+
+        x = dyadic(4, 4, key=rank.index, dtype=torch.float32).to(rank.device)
+        right = [y + 0 for y in code(x)]
+        for number, passes in enumerate((*((name,) for name in NAMED), NAMED)):
+            options = {
+                "reorder_for_compute_comm_overlap": True,
+                "reorder_for_compute_comm_overlap_passes": list(passes),
+            }
+            with dynamo.cached_as(f"{tag} {number} {rank.index}"), dynamo.inductor_options(options):
+                results = dynamo.compiled(code, backend="inductor")[0](x)
+            assert unwaited() == 0, passes
+            for one, result in zip(right, results, strict=True):
+                assert_same(one, result, f"{passes}")
+
+    world.run(body)
