@@ -274,6 +274,10 @@ def _random(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
     return c(nn.functional.dropout(b(y), 0.25)) + torch.rand(WIDE, device=x.device)
 
 
+def _of_two(a: Layer, b: Layer, c: Layer, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return c(b(a((x * 2 + y) / 2)))
+
+
 def _in_place(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
     y = a(x)
     y.add_(1)
@@ -290,6 +294,7 @@ ARGUMENTS: dict[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]] = {
     _by_forward: ((X,), {}),
     _of_nothing: ((), {}),
     _random: ((X,), {}),
+    _of_two: ((X, X), {}),
     _in_place: ((X,), {}),
 }
 
@@ -320,7 +325,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 )
 @pytest.mark.world(2)
 def test_arguments(world: World) -> None:
-    """Give none, named and nested arguments, return containers, draw numbers, change tensors, and have a static graph."""
+    """Give no, named or nested arguments, return containers, draw numbers, change tensors, or have a static graph."""
 
     def body(rank: Rank) -> None:
         for does, static in (*((does, False) for does in ARGUMENTS), (_by_keyword, True)):
@@ -344,5 +349,56 @@ def test_arguments(world: World) -> None:
                     assert_same(one.grad, other.grad, f"gradient, {what}, step {step}")
                     one.grad = other.grad = None
             assert products(tracer) == [1, 1, 1], what
+
+    world.run(body)
+
+
+class Turned(nn.Module):
+    """A weight of 1 MiB that is multiplied from the left, so that the result's strides are not those of the input."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDE) * 2.0 ** (key % 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, WIDE] to float[rows, WIDE] with transposed strides."""
+        return (self.weight @ x.t()).t()
+
+
+@requirement(
+    "DYN-DDP-23",
+    "With Inductor, each graph under DDP takes what the one before returned, in whatever strides that is.",
+    source=f"{SOURCE}: SubmodCompiler; test_dynamo_distributed.py: test_graph_split_inductor_transpose",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=180)
+def test_strides(world: World) -> None:
+    """Train three layers that transpose for two batches of other sizes, and run them without gradients."""
+
+    def body(rank: Rank) -> None:
+        def does(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+            y = b(a(x))
+            return c(y), y
+
+        found = []
+        for compiles in (False, True):
+            inner = Body(does)
+            inner.layers = nn.ModuleList(Turned(key) for key in range(3))
+            model: Any = DistributedDataParallel(inner.to(rank.device), bucket_cap_mb=1)
+            torch.compiler.reset()
+            function = torch.compile(model, backend="inductor") if compiles else model
+            seen = []
+            for rows in (2, 3):
+                x = dyadic(rows, WIDE, key=(rank.index, rows), dtype=torch.float32, span=2).to(rank.device) / 4
+                results = function(x)
+                sum(y.sum() for y in results).backward()
+                seen += [*(y.detach() for y in results), *(p.grad for p in model.parameters())]
+                model.zero_grad()
+            with torch.no_grad():
+                seen += function(x)
+            found.append(seen)
+        for number, (one, other) in enumerate(zip(*found, strict=True)):
+            assert_same(one, other, f"tensor {number}")
+            assert one.stride() == other.stride(), f"tensor {number}"
 
     world.run(body)

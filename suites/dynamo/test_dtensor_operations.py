@@ -113,6 +113,10 @@ def test_operations(world: World) -> None:
         assert compare_each(rank, CUTS, (ROWS,), (6, 10), dynamic=True) <= 2
         kinds = [Partial(kind) for kind in ("sum", "max", "avg")]
         assert compare_each(rank, PENDING, kinds, (4,), dynamic=False) == 1
+        largest = made(rank, rank.mesh(2), Partial("max"))
+        for name in ("exponential", "sigmoid of a relu", "maximum", "negative"):
+            kind = "min" if name == "negative" else "max"
+            assert PENDING[name](largest, largest, 2).placements == (Partial(kind),), name
 
     world.run(body)
 

@@ -196,18 +196,24 @@ def test_another_partial(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_dynamic_shape(world: World) -> None:
-    """Return DTensors of three lengths from one function."""
+    """Return DTensors of seven lengths, of which three are uneven, from two functions."""
+    lengths = (8, 12, 20, 7, 6, 1, 3)
 
     def body(rank: Rank) -> list[list[int]]:
         mesh = rank.mesh(2)
-        function, _ = dynamo.compiled(lambda d: d * 2, dynamic=True)
+        weight = DTensor.from_local(torch.ones(3, 2, device=rank.device), mesh, [Replicate()], run_check=False)
         shapes = []
-        for rows in (4, 6, 10):
-            given = DTensor.from_local(torch.ones(rows, 3, device=rank.device), mesh, [Shard(0)], run_check=False)
-            shapes.append([*function(given).shape])
+        for call in (lambda d: d * 2, lambda d: d @ weight):
+            function, _ = dynamo.compiled(call, dynamic=True)
+            for rows in lengths:
+                local = torch.ones((rows + 1 - rank.index) // 2, 3, device=rank.device)
+                whole = {"shape": torch.Size([rows, 3]), "stride": (3, 1)}
+                result = function(DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **whole))
+                shapes.append([*result.shape, *result.to_local().shape])
         return shapes
 
-    assert_on_ranks([[[8, 3], [12, 3], [20, 3]]] * 2, world.run(body))
+    right = [[[n, k, (n + 1 - i) // 2, k] for k in (3, 2) for n in lengths] for i in range(2)]
+    assert_on_ranks(right, world.run(body))
 
 
 @requirement(
@@ -366,9 +372,9 @@ def test_pending_gradient(world: World) -> None:
         doubled = function(DTensor.from_local(local, mesh, [Replicate()], run_check=False))
         if rank.index == 1:
             time.sleep(0.25)
-        sums = DTensor.from_local(given, mesh, [Partial()], run_check=False)
+        sums, before = DTensor.from_local(given, mesh, [Partial()], run_check=False), unwaited()
         pending = sums.redistribute(placements=[Replicate()], async_op=True)
-        assert unwaited() == 1, "the backend has waited already, so that nothing is seen here"
+        assert unwaited() == before + 1, "the backend has waited already, so that nothing is seen here"
         doubled.backward(pending)
         assert local.grad is not None
         return [*found, (local.grad + 0).tolist()]

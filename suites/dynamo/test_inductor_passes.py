@@ -6,6 +6,7 @@ Graphs are changed by Inductor's passes and executed as they are, without genera
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -300,7 +301,7 @@ NAMED = ("raise_comms", "sink_waits", "reorder_compute_for_overlap", "reorder_co
 @pytest.mark.needs(features=["inductor"])
 @pytest.mark.world(2, timeout=180)
 def test_named_passes(world: World) -> None:
-    """Run each pass alone and all in a row, on collectives between products that need their results."""
+    """Run each pass alone and all in a row, on collectives between products that need their results; rank 1 is late."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -322,9 +323,48 @@ def test_named_passes(world: World) -> None:
                 "reorder_for_compute_comm_overlap_passes": list(passes),
             }
             with dynamo.cached_as(f"{tag} {number} {rank.index}"), dynamo.inductor_options(options):
-                results = dynamo.compiled(code, backend="inductor")[0](x)
-            assert unwaited() == 0, passes
-            for one, result in zip(right, results, strict=True):
-                assert_same(one, result, f"{passes}")
+                function, _ = dynamo.compiled(code, backend="inductor")
+                for call in range(2):
+                    dist.barrier()
+                    time.sleep(0.05 * rank.index)
+                    results = function(x)
+                    assert unwaited() == 0, passes
+                    for one, result in zip(right, results, strict=True):
+                        assert_same(one, result, f"call {call}, {passes}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-07",
+    "Inductor's code launches collectives in the order of the code, whatever the order in which results are used.",
+    source="torch/_inductor/config.py: reorder_for_locality, reorder_for_compute_comm_overlap; "
+    "test_compute_comm_reordering.py: test_inductor_default_comms_ordering",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=60)
+def test_order_of_launches(world: World) -> None:
+    """Rank 0 runs compiled code and rank 1 the uncompiled one, in which results are used backwards, or one is not."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+
+        def code(*xs: torch.Tensor) -> Tensors:
+            pending = [functional.all_gather_tensor(x, 0, group) for x in xs]
+            used = [xs[1]]
+            for number in (2, 0, 3):
+                used.append(pending[number] @ used[-1][:3])
+            return used
+
+        xs = [dyadic(3, 3, key=(rank.index, key), dtype=torch.float32, span=2).to(rank.device) for key in range(4)]
+        right = [y + 0 for y in code(*xs)]
+        function = code
+        if rank.index == 0:
+            function, _ = dynamo.compiled(code, backend="inductor")
+        with dynamo.cached_as(f"{tag} {rank.index}"):
+            results = function(*xs)
+        for number, (one, result) in enumerate(zip(right, results, strict=True)):
+            assert_same(one, result + 0, f"tensor {number}")
 
     world.run(body)
