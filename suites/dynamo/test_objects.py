@@ -229,10 +229,6 @@ def _size_and_rank(x: torch.Tensor, group: Any) -> Any:
     return x + group.size() * 10 + group.rank(), group
 
 
-def _members(x: torch.Tensor, group: Any) -> Any:
-    return x if group is dist.GroupMember.NON_GROUP_MEMBER else x + group.size(), group
-
-
 def _name(x: torch.Tensor, group: Any) -> Any:
     return x + len(group.group_name), group.group_name, group
 
@@ -300,10 +296,7 @@ def test_replaced(world: World, kind: str) -> None:
     def body(rank: Rank) -> None:
         about, wrong = things(rank), []
         kinds: dict[str, list[tuple[tuple[Any, ...], Callable[..., Any]]]] = {
-            "groups": [
-                ((about.pair, about.own), _size_and_rank),
-                ((about.own, dist.GroupMember.NON_GROUP_MEMBER), _members),
-            ],
+            "groups": [((about.pair, about.own), _size_and_rank)],
             "names of groups": [((about.pair, about.own), _name)],
             "meshes": [((about.mesh, about.line, about.beside, about.renamed), _sizes_and_places)],
             "placements": [((Shard(1), Shard(2)), _dimension), ((Partial("avg"), Partial("product")), _reduction)],
