@@ -86,6 +86,17 @@ def written(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other
     return [whole, half, x + 1]
 
 
+def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Give the result of each collective to the next one of its kind, as it is or by way of other operations."""
+    sums = [functional.all_reduce(y, "sum", group)]
+    rows, parts = [functional.all_gather_tensor(z, 0, group)], [functional.reduce_scatter_tensor(x, "sum", 0, group)]
+    for number in range(2):
+        sums.append(functional.all_reduce(sums[-1] * number + sums[-1], "sum", group))
+        rows.append(functional.all_gather_tensor(rows[-1][::2] + number, 0, group))
+        parts.append(functional.reduce_scatter_tensor(parts[-1] - number, "sum", 0, group))
+    return [*sums, *rows, *parts]
+
+
 ALL_REDUCES = {"bucket_all_reduces_fx": "all"}
 GATHERS = {"bucket_all_gathers_fx": "all"}
 SCATTERS = {"bucket_reduce_scatters_fx": "all"}
@@ -112,6 +123,7 @@ CASES: dict[Code, list[tuple[Options, int]]] = {
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 5),
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 5),
     ],
+    chained: [(options, 9) for options in (ALL_REDUCES, GATHERS, SCATTERS, EVERYTHING)],
     written: [({}, 6), (ALL_REDUCES, 5), (GATHERS, 5), (SCATTERS, 5), (EVERYTHING, 3)],
 }
 """Functions, and how many collectives their graph has with each set of options.
