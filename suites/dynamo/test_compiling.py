@@ -314,10 +314,9 @@ def test_batches(world: World) -> None:
 
 
 @requirement(
-    "DYN-P2P-08",
-    "A compiled batch of messages can send what an earlier batch received, also by a P2POp that is changed after it "
-    "is made.",
-    source="torch.distributed.P2POp; torch/_dynamo/variables/functions.py: batch_isend_irecv; test_fake_distributed.py",
+    "DYN-P2P-02",
+    "A compiled batch of messages gives each tensor what its peer sent.",
+    source="torch/_dynamo/variables/functions.py: batch_isend_irecv",
 )
 @pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
 @pytest.mark.world(2, timeout=30)
