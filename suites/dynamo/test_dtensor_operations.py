@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 
-GUARDED = "torch/distributed/device_mesh.py: _register_distributed_opaque_types"
+SOURCE = "torch/distributed/device_mesh.py: _register_distributed_opaque_types"
 ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
 
 
@@ -97,7 +97,8 @@ def compare_each(
 
 @requirement(
     "DYN-DT-14",
-    "Compiled code cuts and joins DTensors of dynamic sizes, and reads what it has computed, as uncompiled code does.",
+    "Compiled code splits, slices or joins DTensors of dynamic sizes as uncompiled code does, even if it reads "
+    "attributes of results.",
     source="torch.compile: dynamic; torch.distributed.tensor: sharding of operators; test_dtensor_compile.py",
 )
 @requirement(
@@ -168,7 +169,7 @@ def _again(d: Any, mesh: Any) -> Any:
 @requirement(
     "DYN-MESH-08",
     "A function that reads a mesh, but not its groups, is compiled once for all equal meshes.",
-    source=f"{GUARDED}: guard_fn; DeviceMesh.__eq__",
+    source=f"{SOURCE}: guard_fn; DeviceMesh.__eq__",
 )
 @pytest.mark.world(2)
 def test_arguments(world: World) -> None:
