@@ -331,7 +331,7 @@ def test_arguments(world: World) -> None:
         for does, static in (*((does, False) for does in ARGUMENTS), (_by_keyword, True)):
             (places, names), what = ARGUMENTS[does], f"{does.__name__.strip('_')}, static graph: {static}"
             plain, model = (wrapped(does, rank, static_graph=static) for _ in range(2))
-            tracer = Tracer("aot_eager")
+            tracer = Tracer("eager")
             function = compiled(model, tracer)
             for step in range(2):
                 found = []
