@@ -46,6 +46,7 @@ __all__ = [
     "compiled_backward",
     "compiled_messages",
     "compiler_collectives",
+    "data_in_graphs",
     "ddp_mode",
     "explained",
     "gradients",
@@ -130,6 +131,14 @@ def cached_as(tag: str) -> AbstractContextManager[Any]:
 def compiled_messages(on: bool = True) -> AbstractContextManager[Any]:
     """Return a context in which isend and irecv become part of graphs; ``on`` = False: in which they do not."""
     context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=on)
+    return context
+
+
+def data_in_graphs() -> AbstractContextManager[Any]:
+    """Return a context in which graphs have numbers that are read from tensors, and sizes that depend on data."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    )
     return context
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.tensors import numbers
@@ -269,6 +270,51 @@ def test_meshes_for_every_rank(world: World) -> None:
             assert counter.graphs == 1
 
     world.run(body)
+
+
+@requirement(
+    "DYN-AGREE-09",
+    "With compile_on_one_rank, a graph with an argument that is a group, an embedding sharded by rows or random shards "
+    "is the same on every rank.",
+    source="torch/distributed/config.py: compile_on_one_rank; test_compile_on_one_rank.py",
+)
+@pytest.mark.needs(torch=dynamo.ON_ONE_RANK)
+@pytest.mark.world(2)
+def test_more_made_for_every_rank(world: World) -> None:
+    """Compare the graphs of both ranks, and what they compute with uncompiled code."""
+
+    def body(rank: Rank) -> list[Any]:
+        mesh, found = rank.mesh(2), []
+        layer = parallelize_module(nn.Embedding(8, 4), mesh, RowwiseParallel(input_layouts=Replicate()))
+        tokens = (torch.arange(6, device=rank.device) * 3) % 8
+        x = torch.arange(4.0, device=rank.device) + rank.index
+        shards = DTensor.from_local(x.view(2, 2), mesh, [Shard(0)], run_check=False)
+
+        def summed(x: torch.Tensor, group: Any) -> torch.Tensor:
+            y = x * 2
+            dist.all_reduce(y, group=group)
+            return y + 1
+
+        cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
+            "group": (summed, (x, dist.group.WORLD)),
+            "embedding": (layer, (tokens,)),
+            "random": (lambda d: torch.rand_like(d).to_local(), (shards,)),
+            "dropped": (lambda d: nn.functional.dropout(d).to_local(), (shards,)),
+        }
+        for name, (function, arguments) in cases.items():
+            tracer = Tracer()
+            torch.compiler.reset()
+            torch.manual_seed(1)
+            right = function(*arguments)
+            torch.manual_seed(1)
+            with dynamo.on_one_rank():
+                result = torch.compile(function, backend=tracer, fullgraph=True)(*arguments)
+            assert_same((right + 0).detach(), (result + 0).detach(), name)
+            found.append((name, tracer.graphs, tracer.forwards))
+        return found
+
+    one, other = world.run(body)
+    assert one == other
 
 
 class Scaled(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -407,3 +408,90 @@ def test_imported_alone(world: World) -> None:
         return result
 
     assert_on_ranks([[4.0, 4.0]] * 2, world.run(body))
+
+
+def _sized(x: torch.Tensor, received: torch.Tensor, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, outputs = sent.tolist(), received.tolist()
+    into = x.new_empty(sum(outputs), x.shape[1])
+    dist.all_to_all_single(into, x.detach() * 2, outputs, inputs)
+    y = functional.all_to_all_single(x.detach(), outputs, inputs, dist.group.WORLD)
+    z = functional.all_to_all_single_autograd(x * 3, outputs, inputs, dist.group.WORLD)
+    return into + y, z
+
+
+@requirement(
+    "DYN-COLL-21",
+    "A compiled exchange takes sizes that the code reads from tensors, and is compiled once for all of them.",
+    source=f"{SOURCE}; torch/_dynamo/config.py: capture_scalar_outputs; torch.distributed.all_to_all_single",
+)
+@pytest.mark.needs(collective="all_to_all_single")
+@pytest.mark.world(2, 3)
+def test_sizes_from_tensors(world: World) -> None:
+    """Exchange rows by all three functions in three calls with other sizes, of which some are zero or one."""
+
+    def body(rank: Rank) -> None:
+        with dynamo.data_in_graphs():
+            function, counter = dynamo.compiled(_sized, dynamic=True)
+            for call in range(3):
+                least = (
+                    0 if call == 1 else 2
+                )  # no size is 0 or 1 at first, because the first sizes decide what is dynamic
+                rows = [[(i + 2 * j + call) % 4 + least for j in range(rank.size)] for i in range(rank.size)]
+                sent = torch.tensor(rows[rank.index], device=rank.device)
+                received = torch.tensor([row[rank.index] for row in rows], device=rank.device)
+                parts = [
+                    [torch.full((count, 13), 10.0 * i + j + call) for j, count in enumerate(row)]
+                    for i, row in enumerate(rows)
+                ]
+                x = torch.cat(parts[rank.index]).to(rank.device).requires_grad_()
+                right = torch.cat([parts[i][rank.index] for i in range(rank.size)])
+                first, second = function(x, received, sent)
+                assert_same(right * 3, first + 0, f"rows of call {call}")
+                assert_same(right * 3, second.detach() + 0, f"rows of call {call}, with gradients")
+                (second * (rank.index + 1)).sum().backward()
+                weights = torch.cat(
+                    [torch.full((count, 13), 3.0 * (j + 1)) for j, count in enumerate(rows[rank.index])]
+                )
+                assert x.grad is not None
+                assert_same(weights, x.grad + 0, f"gradient of call {call}")
+            assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-22",
+    "Compiled collectives find their group in another thread than the one that made the group.",
+    source="torch.compile; torch.distributed: groups; test_c10d_functional_native.py: test_threading",
+)
+@pytest.mark.world(2)
+def test_threads(world: World) -> None:
+    """Call in a thread what was compiled outside of it, and compile in a thread, in the world and in a group."""
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.new_group([0, 1])
+
+        def total(x: torch.Tensor) -> torch.Tensor:
+            y = functional.all_reduce(x, "sum", group) + 1
+            dist.all_reduce(y)
+            return y * dist.get_world_size(group) + dist.get_rank()
+
+        x = torch.full((2,), 1.0 + rank.index, device=rank.device)
+        right, results = total(x), []
+        function, counter = dynamo.compiled(total)
+        results.append(function(x))
+
+        def called() -> None:
+            results.append(total(x))
+            results.append(function(x))
+            results.append(function(x.new_ones(3) + rank.index))
+
+        thread = threading.Thread(target=called)
+        thread.start()
+        thread.join()
+        assert len(results) == 4
+        for number, result in enumerate(results):
+            assert_same(right[:1].expand(len(result)), result, f"result {number}")
+        assert counter.graphs == 2
+
+    world.run(body)

@@ -311,3 +311,44 @@ def test_batches(world: World) -> None:
                 assert_same(torch.cat(expected), result + 0, f"messages {call}")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-P2P-02",
+    "A compiled batch of messages gives each tensor what its peer sent.",
+    source="torch/_dynamo/variables/functions.py: batch_isend_irecv",
+)
+@pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
+@pytest.mark.world(2, timeout=30)
+def test_batches_in_a_row(world: World) -> None:
+    """Send twice what came; in the second batch, the tensor or the tag of each P2POp is set after it is made."""
+
+    def body(rank: Rank) -> None:
+        peer = 1 - rank.index
+
+        def exchange(mine: torch.Tensor, one: torch.Tensor, other: torch.Tensor, change: str) -> torch.Tensor:
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, one, peer)]):
+                work.wait()
+            twice = one * 2
+            tag = 5 if change == "tag" else 3
+            send = dist.P2POp(dist.isend, mine if change == "tensor" else twice, peer, tag=tag)
+            receive = dist.P2POp(dist.irecv, one if change == "tensor" else other, peer, tag=tag)
+            if change == "tensor":
+                send.tensor, receive.tensor = twice, other
+            elif change == "tag":
+                send.tag = receive.tag = 3
+            for work in dist.batch_isend_irecv([send, receive]):
+                work.wait()
+            return torch.cat([one, other])
+
+        with dynamo.compiled_messages():
+            for change in ("nothing", "tensor", "tag"):
+                function, _ = dynamo.compiled(exchange, fullgraph=change == "nothing")
+                for call in range(2):
+                    mine = torch.arange(4.0, device=rank.device) + 10 * rank.index + call
+                    result = function(mine, torch.zeros_like(mine), torch.zeros_like(mine), change)
+                    came = torch.arange(4.0) + 10 * peer + call
+                    right = torch.arange(4.0) + 10 * rank.index + call
+                    assert_same(torch.cat([came, 2 * right]), result + 0, f"change of {change}, call {call}")
+
+    world.run(body)

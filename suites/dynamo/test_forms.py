@@ -16,9 +16,9 @@ from torch.distributed.tensor.experimental import local_map
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo, replicate, replicate_fsdp, tp_extension
-from harness.stacks.collectives import functional, reduction
+from harness.stacks.collectives import functional, reduction, unwaited
 
 
 @requirement(
@@ -196,18 +196,22 @@ def test_another_partial(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_dynamic_shape(world: World) -> None:
-    """Return DTensors of three lengths from one function."""
+    """Return DTensors of seven lengths, of which four are uneven, from two functions."""
 
-    def body(rank: Rank) -> list[list[int]]:
+    def body(rank: Rank) -> None:
         mesh = rank.mesh(2)
-        function, _ = dynamo.compiled(lambda d: d * 2, dynamic=True)
-        shapes = []
-        for rows in (4, 6, 10):
-            given = DTensor.from_local(torch.ones(rows, 3, device=rank.device), mesh, [Shard(0)], run_check=False)
-            shapes.append([*function(given).shape])
-        return shapes
+        weight = DTensor.from_local(torch.ones(3, 2, device=rank.device), mesh, [Replicate()], run_check=False)
+        for columns, call in ((3, lambda d: d * 2), (2, lambda d: d @ weight)):
+            function, _ = dynamo.compiled(call, dynamic=True)
+            for rows in (8, 12, 20, 7, 6, 1, 3):
+                local = torch.ones((rows + 1 - rank.index) // 2, 3, device=rank.device)
+                whole = {"shape": torch.Size([rows, 3]), "stride": (3, 1)}
+                given = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **whole)
+                right, result = call(given), function(given)
+                assert result.shape == (rows, columns)
+                assert_same(right.to_local(), result.to_local(), f"{rows} rows")
 
-    assert_on_ranks([[[8, 3], [12, 3], [20, 3]]] * 2, world.run(body))
+    world.run(body)
 
 
 @requirement(
@@ -348,9 +352,9 @@ def test_tags(world: World, waits: bool) -> None:
 @pytest.mark.needs(collective="all_reduce")
 @pytest.mark.world(2)
 def test_pending_gradient(world: World) -> None:
-    """Rank 1 takes part in the sum half a second late."""
+    """Rank 1 takes part in the sums late; the second gradient is a DTensor."""
 
-    def body(rank: Rank) -> list[float]:
+    def body(rank: Rank) -> list[list[float]]:
         function, _ = dynamo.compiled(lambda x: x * 2)
         x = torch.ones(3, device=rank.device, requires_grad=True)
         output = function(x)
@@ -359,9 +363,21 @@ def test_pending_gradient(world: World) -> None:
         given = torch.full((3,), 1.0 + rank.index, device=rank.device)
         output.backward(functional.all_reduce(given, "sum", dist.group.WORLD))
         assert x.grad is not None
-        return x.grad.tolist()
+        found = [x.grad.tolist()]
 
-    assert_on_ranks([[6, 6, 6]] * 2, world.run(body))
+        mesh = rank.mesh(2)
+        local = torch.ones(3, device=rank.device, requires_grad=True)
+        doubled = function(DTensor.from_local(local, mesh, [Replicate()], run_check=False))
+        if rank.index == 1:
+            time.sleep(0.25)
+        sums, before = DTensor.from_local(given, mesh, [Partial()], run_check=False), unwaited()
+        pending = sums.redistribute(placements=[Replicate()], async_op=True)
+        assert unwaited() == before + 1, "the backend has waited already, so that nothing is seen here"
+        doubled.backward(pending)
+        assert local.grad is not None
+        return [*found, (local.grad + 0).tolist()]
+
+    assert_on_ranks([[[6, 6, 6], [6, 6, 6]]] * 2, world.run(body))
 
 
 class Scaled(nn.Module):
@@ -404,6 +420,57 @@ def test_changed_attribute(world: World, stack: str) -> None:
         return results
 
     assert_on_ranks([[4, 12]] * 2, world.run(body))
+
+
+class Counting(nn.Module):
+    """A layer whose forward sets attributes and uses them, and a layer that only its ``__dict__`` has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls, self.state = layer(), 0, "new"
+        self.__dict__["hidden"] = layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, 2] to float[rows, 2]."""
+        self.calls += 1
+        self.state = f"called {self.calls}"
+        y = self.layer(x) * self.calls
+        self.last = y.detach()
+        return y + self.hidden(x) * self.hidden.weight.sum()
+
+
+@requirement(
+    "DYN-FORM-17",
+    "A compiled module that is on ranks sets attributes in its forward and uses what only its __dict__ has, as "
+    "uncompiled.",
+    source="torch.compile: side effects; test_dynamo_distributed.py: test_fsdp_unspecialized_forced_getattr_inline",
+)
+@pytest.mark.world(2)
+def test_attributes_set_in_forward(world: World) -> None:
+    """Count calls, keep a text and a tensor; call three times on each stack."""
+
+    def body(rank: Rank) -> list[Any]:
+        found: list[Any] = []
+        for stack in ("replicate", "replicate_fsdp", "fully_shard", "FSDP", "DDP"):
+            model = Counting()
+            model.__dict__["hidden"].to(rank.device)
+            if stack == "replicate":
+                replicate.apply(model, rank)
+            elif stack == "replicate_fsdp":
+                replicate_fsdp.apply(model, rank, groups=False)
+            elif stack == "fully_shard":
+                fully_shard(model.to(rank.device), mesh=rank.mesh())
+            placed: Any = tp_extension.apply(model, rank, plan={}) if stack == "FSDP" else model
+            placed = DistributedDataParallel(model.to(rank.device)) if stack == "DDP" else placed
+            function, _ = dynamo.compiled(placed, fullgraph=False)
+            for _ in range(3):
+                result = float(function(torch.ones(1, 2, device=rank.device)).sum())
+                found.append((stack, result, model.calls, model.state, float(model.last.sum())))
+        return found
+
+    stacks = ("replicate", "replicate_fsdp", "fully_shard", "FSDP", "DDP")
+    right = [(stack, 4.0 * i + 16, i, f"called {i}", 4.0 * i) for stack in stacks for i in range(1, 4)]
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 @requirement(

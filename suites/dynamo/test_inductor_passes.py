@@ -6,6 +6,7 @@ Graphs are changed by Inductor's passes and executed as they are, without genera
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -85,6 +86,17 @@ def written(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other
     return [whole, half, x + 1]
 
 
+def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Give the result of each collective to the next one of its kind, as it is or by way of other operations."""
+    sums = [functional.all_reduce(y, "sum", group)]
+    rows, parts = [functional.all_gather_tensor(z, 0, group)], [functional.reduce_scatter_tensor(x, "sum", 0, group)]
+    for number in range(2):
+        sums.append(functional.all_reduce(sums[-1] * number + sums[-1], "sum", group))
+        rows.append(functional.all_gather_tensor(rows[-1][::2] + number, 0, group))
+        parts.append(functional.reduce_scatter_tensor(parts[-1] - number, "sum", 0, group))
+    return [*sums, *rows, *parts]
+
+
 ALL_REDUCES = {"bucket_all_reduces_fx": "all"}
 GATHERS = {"bucket_all_gathers_fx": "all"}
 SCATTERS = {"bucket_reduce_scatters_fx": "all"}
@@ -111,6 +123,7 @@ CASES: dict[Code, list[tuple[Options, int]]] = {
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 5),
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 5),
     ],
+    chained: [(options, 9) for options in (ALL_REDUCES, GATHERS, SCATTERS, EVERYTHING)],
     written: [({}, 6), (ALL_REDUCES, 5), (GATHERS, 5), (SCATTERS, 5), (EVERYTHING, 3)],
 }
 """Functions, and how many collectives their graph has with each set of options.
@@ -283,5 +296,87 @@ def test_overlap_passes(world: World) -> None:
             if runs:
                 gather, wait, product = orders[0]
                 assert orders[1:] == [[gather, product, wait], [product, gather, wait]]
+
+    world.run(body)
+
+
+NAMED = ("raise_comms", "sink_waits", "reorder_compute_for_overlap", "reorder_communication_preserving_peak_memory")
+"""The passes that move collectives and have names."""
+
+
+@requirement(
+    "DYN-PASS-06",
+    "With each named pass that reorders, Inductor's code has the results of uncompiled code, also where a collective "
+    "needs another's.",
+    source="torch/_inductor/config.py: reorder_for_compute_comm_overlap_passes; test_compute_comm_reordering.py",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=180)
+def test_named_passes(world: World) -> None:
+    """Run each pass alone and all in a row, on collectives between products that need their results; rank 1 is late."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+
+        def code(x: torch.Tensor) -> Tensors:
+            first = functional.all_gather_tensor(x, 0, group)
+            product = x @ x
+            second = functional.all_gather_tensor(first, 0, group)
+            other = product @ product
+            third = functional.reduce_scatter_tensor(second, "sum", 0, group)
+            return [first, second, third, first[:4] @ other, other @ product]
+
+        x = dyadic(4, 4, key=rank.index, dtype=torch.float32).to(rank.device)
+        right = [y + 0 for y in code(x)]
+        for number, passes in enumerate((*((name,) for name in NAMED), NAMED)):
+            options = {
+                "reorder_for_compute_comm_overlap": True,
+                "reorder_for_compute_comm_overlap_passes": list(passes),
+            }
+            with dynamo.cached_as(f"{tag} {number} {rank.index}"), dynamo.inductor_options(options):
+                function, _ = dynamo.compiled(code, backend="inductor")
+                for call in range(2):
+                    dist.barrier()
+                    time.sleep(0.05 * rank.index)
+                    results = function(x)
+                    assert unwaited() == 0, passes
+                    for one, result in zip(right, results, strict=True):
+                        assert_same(one, result, f"call {call}, {passes}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-07",
+    "Inductor's code launches collectives in the order of the code, whatever the order in which results are used.",
+    source="torch/_inductor/config.py: reorder_for_locality, reorder_for_compute_comm_overlap; "
+    "test_compute_comm_reordering.py: test_inductor_default_comms_ordering",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=60)
+def test_order_of_launches(world: World) -> None:
+    """Rank 0 runs compiled code and rank 1 the uncompiled one, in which results are used backwards, or one is not."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+
+        def code(*xs: torch.Tensor) -> Tensors:
+            pending = [functional.all_gather_tensor(x, 0, group) for x in xs]
+            used = [xs[1]]
+            for number in (2, 0, 3):
+                used.append(pending[number] @ used[-1][:3])
+            return used
+
+        xs = [dyadic(3, 3, key=(rank.index, key), dtype=torch.float32, span=2).to(rank.device) for key in range(4)]
+        right = [y + 0 for y in code(*xs)]
+        function = code
+        if rank.index == 0:
+            function, _ = dynamo.compiled(code, backend="inductor")
+        with dynamo.cached_as(f"{tag} {rank.index}"):
+            results = function(*xs)
+        for number, (one, result) in enumerate(zip(right, results, strict=True)):
+            assert_same(one, result + 0, f"tensor {number}")
 
     world.run(body)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.models import INPUTS, OUTPUTS, TwoLayers
+from fixtures.models import HIDDEN, INPUTS, OUTPUTS, TwoLayers
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import replicate, replicate_fsdp
@@ -116,6 +116,81 @@ def test_as_uncompiled(
 
     one, other = world.run(body)
     assert one == other
+
+
+class Own(nn.Linear):
+    """A layer whose forward is not torch's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class OwnLayers(nn.Module):
+    """Two such layers, with the numbers of TwoLayers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Own(INPUTS, HIDDEN).double(), Own(HIDDEN, OUTPUTS).double()
+        self.load_state_dict(TwoLayers().state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return result
+
+
+def _fully_sharded(module: nn.Module, rank: Rank) -> nn.Module:
+    for layer in module.children():
+        fully_shard(layer.to(rank.device), mesh=rank.mesh())
+    return fully_shard(module.to(rank.device), mesh=rank.mesh())
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return the local part of a DTensor, and any other tensor as it is."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+@requirement(
+    "DYN-STACK-04",
+    "Layers that were compiled before a stack is applied to their model compute under it as uncompiled layers do.",
+    source="torch.compile; torch.nn.Module.compile; test_fully_shard_compile.py: test_dynamo_recompiles_on_fsdp_layers",
+)
+@HOW
+@pytest.mark.world(2)
+def test_compiled_before(world: World, how: Callable[[nn.Module, Tracer], Callable[..., Any]]) -> None:
+    """Compile both layers, apply each stack to the model, and train it for three steps."""
+
+    def body(rank: Rank) -> None:
+        stacks = [_ddp, _replicated, _replicated_fsdp, _sharded, _fully_sharded]
+        for stack in [*stacks, _tensor_parallel] if how is by_itself else stacks:
+            torch.compiler.reset()
+            name, tracer, counts = stack.__name__, Tracer("eager"), []
+            plain, inner = OwnLayers(), OwnLayers()
+            for key, layer in inner.named_children():
+                setattr(inner, key, how(layer, tracer))
+            plain, model = stack(plain, rank), stack(inner, rank)
+            own = 0 if stack is _tensor_parallel else rank.index
+            for step in range(3):
+                x = numbers(4, INPUTS).double().to(rank.device) + own + step
+                outputs = []
+                for module in (plain, model):
+                    output = module(x)
+                    (output * numbers(4, OUTPUTS).to(rank.device)).sum().backward()
+                    outputs.append((output + 0).detach())
+                assert_same(*outputs, f"{name}: output of step {step}")
+                for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                    assert (one.grad is None) == (other.grad is None), name
+                    if one.grad is None or other.grad is None:
+                        continue
+                    assert_same(local(one.grad), local(other.grad), f"{name}: gradient of step {step}")
+                    for parameter in (one, other):
+                        with torch.no_grad():
+                            parameter.sub_(parameter.grad / 1024)  # type: ignore[operator]
+                        parameter.grad = None
+                counts.append(len(tracer.graphs))
+            assert counts[0] > 0, name
+            assert counts[1:] == counts[:1] * 2, f"{name}: {counts}"
+
+    world.run(body)
 
 
 class Stacked(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from harness import Rank, World, assert_same, requirement
@@ -143,5 +144,33 @@ def test_by_turns(world: World, backend: str, first: str) -> None:
                 result = function(redistributed(move, mesh, local, late=(first == "late") != bool(call % 2)))
                 assert unwaited() == 0
                 assert_same(right, result.to_local(), f"call {call}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-20",
+    "With dynamic=True, code is compiled once for pending results of collectives of all sizes.",
+    source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor; torch.compile: dynamic",
+)
+@pytest.mark.world(2)
+def test_sizes(world: World) -> None:
+    """Give three sizes as a pending result, and as a view of one, and then again after it was waited for."""
+
+    def body(rank: Rank) -> None:
+        forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "result": lambda x: x,
+            "view": lambda x: x.view(2, -1),
+        }
+        for name, form in forms.items():
+            function, counter = dynamo.compiled(lambda x: x * x.shape[-1] + 1, dynamic=True)
+            for size in (6, 8, 10):
+                given = torch.arange(float(size), device=rank.device) + rank.index
+                right = form(2 * torch.arange(float(size)) + 1)
+                pending = form(functional.all_reduce(given, "sum", dist.group.WORLD))
+                assert unwaited() == 1, name
+                assert_same(right * right.shape[-1] + 1, function(pending), f"{name} of {size}")
+                assert unwaited() == 0, name
+                assert counter.graphs == 1, f"{name} of {size}"
 
     world.run(body)

@@ -1,0 +1,402 @@
+"""What a forward may do whose graphs end where DDP's buckets end: modes, data, checkpoints, arguments."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from harness import Rank, World, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from harness.stacks.tracing import Tracer
+
+SOURCE = "torch/_dynamo/backends/distributed.py: DDPOptimizer"
+WIDE = 512
+"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
+
+
+class Layer(nn.Module):
+    """A diagonal weight of 1 MiB, with 1, 2 or 4 on the diagonal."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDE) * 2.0 ** (key % 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, WIDE] to float[rows, WIDE]."""
+        return x @ self.weight
+
+
+class Body(nn.Module):
+    """Three layers, with which ``forward`` does something."""
+
+    def __init__(self, does: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layers, self.does = nn.ModuleList(Layer(key) for key in range(3)), does
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Return what the given function returns."""
+        return self.does(*self.layers, *args, **options)
+
+
+def given(rank: Rank, *key: object) -> torch.Tensor:
+    """Return a rank's rows."""
+    return dyadic(2, WIDE, key=(rank.index, *key), dtype=torch.float32, span=2).to(rank.device)
+
+
+def wrapped(does: Callable[..., Any], rank: Rank, **options: Any) -> Any:
+    """Return the layers under DDP with a bucket for each."""
+    return DistributedDataParallel(Body(does).to(rank.device), bucket_cap_mb=1, **options)
+
+
+def compiled(model: Any, tracer: Tracer, **options: Any) -> Any:
+    """Compile as if for the first time."""
+    torch.compiler.reset()
+    return torch.compile(model, backend=tracer, **options)
+
+
+def products(tracer: Tracer) -> list[int]:
+    """Return how many products with a weight each graph has."""
+    return [sum(o.name == "matmul" for o in graph.operators) for graph in tracer.graphs]
+
+
+def _cast(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        return c(b(a(x)))
+
+
+def _cast_within(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        y = b(a(x))
+    return c(y.float()), y
+
+
+def _cast_except(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        y = a(x)
+        with torch.autocast(x.device.type, enabled=False):
+            z = b(y.float())
+        return c(z), z
+
+
+def _without_gradients(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return c(b(a(x)))
+
+
+def _without_some_gradients(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = a(x)
+    with torch.no_grad():
+        z = b(y)
+    return c(z), y
+
+
+def _with_some_gradients(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = a(x)
+        with torch.enable_grad():
+            z = b(y)
+        return c(z), z
+
+
+MODES = (_cast, _cast_within, _cast_except, _without_gradients, _without_some_gradients, _with_some_gradients)
+
+
+@requirement(
+    "DYN-DDP-19",
+    "autocast, no_grad or enable_grad in a forward holds in each of the graphs that end where DDP's buckets end.",
+    source=f"{SOURCE}; torch.autocast; torch.no_grad; test_dynamo_distributed.py: test_graph_split_ctx_manager",
+)
+@pytest.mark.world(1)
+def test_modes(world: World) -> None:
+    """Enter a mode around all layers, around some, and leave it for one; compare dtypes and gradients, too."""
+
+    def body(rank: Rank) -> None:
+        for does in MODES:
+            found = []
+            tracer = Tracer("aot_eager")
+            for compiles in (False, True):
+                model = wrapped(does, rank)
+                function = compiled(model, tracer) if compiles else model
+                results = function(given(rank) + 2.0**-12)
+                results = results if isinstance(results, tuple) else (results,)
+                facts = [(y.dtype, y.requires_grad) for y in results]
+                total = sum(y.double().sum() for y in results)
+                if total.requires_grad:
+                    total.backward()
+                found.append((facts, [y.detach() for y in results], [p.grad for p in model.parameters()]))
+            (right, tensors, gradients), (facts, others, grads) = found
+            what = does.__name__.strip("_")
+            assert facts == right, what
+            assert len(tracer.graphs) > 1, what
+            for one, other in zip([*tensors, *gradients], [*others, *grads], strict=True):
+                assert (one is None) == (other is None), what
+                if one is not None and other is not None:
+                    assert_same(one, other, what)
+
+    world.run(body)
+
+
+def _scaled(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    n, m, _ = counts.tolist()
+    return c(b(a(x)) * n) + m
+
+
+def _sized(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    n, *_ = counts.tolist()
+    y = b(a(x))
+    ones = torch.ones(n, device=x.device)
+    return c(y) * ones.sum()
+
+
+def _found(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    places = (counts > 3).nonzero()
+    y = b(a(x))
+    return c(y) * (places + 1).sum()
+
+
+def _joined(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    both = torch.cat([x, x * 2])
+    y = b(a(both))
+    return c(y) + both * y.shape[0]
+
+
+FROM_TENSORS = (_scaled, _sized, _found, _joined)
+
+
+@requirement(
+    "DYN-DDP-20",
+    "With dynamic=True, graphs under DDP are compiled once for all sizes, also of tensors that depend on data.",
+    source=f"{SOURCE}; torch.compile: dynamic; torch/_dynamo/config.py: capture_scalar_outputs; pytorch/pytorch#130534",
+)
+@pytest.mark.world(2)
+def test_data_dependent(world: World) -> None:
+    """Read numbers before the first cut and use them after each; call with three sizes and other data."""
+
+    def body(rank: Rank) -> None:
+        for does in FROM_TENSORS:
+            what = does.__name__.strip("_")
+            plain, model, tracer = wrapped(does, rank), wrapped(does, rank), Tracer("aot_eager")
+            with dynamo.data_in_graphs():
+                function = compiled(model, tracer, dynamic=True, fullgraph=False)
+                for call, rows in enumerate((4, 6, 5)):
+                    x = dyadic(rows, WIDE, key=(rank.index, call), dtype=torch.float32, span=2).to(rank.device)
+                    counts = torch.tensor([3 + call, 5 - call, 7], device=rank.device)
+                    right, result = plain(x, counts), function(x, counts)
+                    assert_same(right.detach(), result.detach(), f"{what}, call {call}")
+                    for y in (right, result):
+                        y.sum().backward()
+                    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                        assert_same(one.grad, other.grad, f"gradient, {what}, call {call}")
+                        one.grad = other.grad = None
+                    assert products(tracer) == [1, 1, 1], f"{what}, call {call}"
+
+    world.run(body)
+
+
+def _twice(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> torch.Tensor:
+    y = checkpoint(a, x, use_reentrant=False).square()
+    z: torch.Tensor = checkpoint(lambda y: c(b(y).square()), y, use_reentrant=False)
+    return z * z
+
+
+def _once(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> torch.Tensor:
+    y = b(a(x)).square()
+    z: torch.Tensor = checkpoint(c, y, use_reentrant=False)
+    return z.square() + y
+
+
+def _with_wrappers(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = c(b(a(x)).square())
+    return result
+
+
+@requirement(
+    "DYN-DDP-21",
+    "A compiled model under DDP with several buckets may have checkpointed regions, also by checkpoint_wrapper.",
+    source=f"{SOURCE}: higher-order operators; torch.utils.checkpoint",
+)
+@pytest.mark.world(2)
+def test_checkpointed(world: World) -> None:
+    """Checkpoint layers one by one, two together, or by a wrapper; compare outputs and gradients of two steps."""
+
+    def body(rank: Rank) -> None:
+        for does in (_twice, _once, _with_wrappers):
+            what = does.__name__.strip("_")
+            plain, inner = wrapped(does, rank), Body(does)
+            if does is _with_wrappers:
+                inner.layers = nn.ModuleList(dynamo.checkpointed(layer) for layer in inner.layers)
+            model = DistributedDataParallel(inner.to(rank.device), bucket_cap_mb=1)
+            tracer = Tracer("aot_eager")
+            function = compiled(model, tracer)
+            for step in range(2):
+                right, result = (run(given(rank, step)) for run in (plain, function))
+                assert_same(right.detach(), result.detach(), f"{what}, step {step}")
+                for y in (right, result):
+                    y.sum().backward()
+                for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                    assert_same(one.grad, other.grad, f"gradient, {what}, step {step}")
+                    one.grad = other.grad = None
+            assert tracer.graphs, what
+
+    world.run(body)
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+def _by_keyword(a: Layer, b: Layer, c: Layer, *, x: torch.Tensor, scale: float | None = None) -> Any:
+    y = c(b(a(x)))
+    return {"scaled": y if scale is None else y * scale, "rows": [y[:1], (y[1:],)]}
+
+
+def _nested(a: Layer, b: Layer, c: Layer, inputs: dict[str, Any]) -> Any:
+    y = a(inputs["x"] + inputs["more"][1])
+    return Pair(c(b(y)), y)
+
+
+def _by_forward(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    return c(b.forward(a.forward(x)))
+
+
+def _of_nothing(a: Layer, b: Layer, c: Layer) -> Any:
+    return c(b(a(torch.ones(2, WIDE, device=a.weight.device))))
+
+
+def _random(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = nn.functional.dropout(a(x))
+    return c(nn.functional.dropout(b(y), 0.25)) + torch.rand(WIDE, device=x.device)
+
+
+def _of_two(a: Layer, b: Layer, c: Layer, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return c(b(a((x * 2 + y) / 2)))
+
+
+def _in_place(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = a(x)
+    y.add_(1)
+    z = b(y)
+    z[:1].mul_(2)
+    return c(z)
+
+
+X = "x"
+"""Where a call has the rank's tensor."""
+ARGUMENTS: dict[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]] = {
+    _by_keyword: ((), {"x": X, "scale": 4.0}),
+    _nested: (({"x": X, "more": [1, X]},), {}),
+    _by_forward: ((X,), {}),
+    _of_nothing: ((), {}),
+    _random: ((X,), {}),
+    _of_two: ((X, X), {}),
+    _in_place: ((X,), {}),
+}
+
+
+def filled(value: Any, x: object) -> Any:
+    """Put something in the place of each tensor, or text, of nested containers."""
+    if isinstance(value, dict):
+        return {key: filled(each, x) for key, each in value.items()}
+    if isinstance(value, Pair):
+        return Pair(*(filled(each, x) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(filled(each, x) for each in value)
+    return x if isinstance(value, str | torch.Tensor) else value
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of nested containers."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [y for each in (value.values() if isinstance(value, dict) else value) for y in tensors(each)]
+
+
+@requirement(
+    "DYN-DDP-22",
+    "A compiled module under DDP with several buckets takes arguments and returns results in every form that the "
+    "uncompiled one does.",
+    source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.forward: inputs, kwargs; static_graph",
+)
+@pytest.mark.world(2)
+def test_arguments(world: World) -> None:
+    """Give no, named or nested arguments, return containers, draw numbers, change tensors, or have a static graph."""
+
+    def body(rank: Rank) -> None:
+        for does, static in (*((does, False) for does in ARGUMENTS), (_by_keyword, True)):
+            (places, names), what = ARGUMENTS[does], f"{does.__name__.strip('_')}, static graph: {static}"
+            plain, model = (wrapped(does, rank, static_graph=static) for _ in range(2))
+            tracer = Tracer("eager")
+            function = compiled(model, tracer)
+            for step in range(2):
+                found = []
+                for run in (plain, function):
+                    torch.manual_seed(step)
+                    x = given(rank, step)
+                    result = run(*filled(places, x), **filled(names, x))
+                    leaves = tensors(result)
+                    torch.stack([y.sum() for y in leaves]).sum().backward()
+                    found.append((filled(result, "y"), [y.detach() for y in leaves]))
+                assert repr(found[0][0]) == repr(found[1][0]), what
+                for one, other in zip(found[0][1], found[1][1], strict=True):
+                    assert_same(one, other, f"{what}, step {step}")
+                for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                    assert_same(one.grad, other.grad, f"gradient, {what}, step {step}")
+                    one.grad = other.grad = None
+            assert products(tracer) == [1, 1, 1], what
+
+    world.run(body)
+
+
+class Turned(Layer):
+    """A layer whose result has transposed strides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, WIDE] to float[rows, WIDE]."""
+        return (self.weight @ x.t()).t()
+
+
+class Scaling(Layer):
+    """A layer for which Inductor makes a kernel that depends on its input's strides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, WIDE] to float[rows, WIDE]."""
+        return x * self.weight.diagonal()
+
+
+@requirement(
+    "DYN-DDP-23",
+    "With Inductor, each graph under DDP takes what the one before returned, in whatever strides that is.",
+    source=f"{SOURCE}: SubmodCompiler; test_dynamo_distributed.py: test_graph_split_inductor_transpose",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(1, timeout=120)
+def test_strides(world: World) -> None:
+    """Train two layers that transpose and one that scales, and run them without gradients."""
+
+    def body(rank: Rank) -> None:
+        def does(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+            y = b(a(x))
+            return c(y), y
+
+        found = []
+        for compiles in (False, True):
+            inner = Body(does)
+            inner.layers = nn.ModuleList((Turned(0), Turned(1), Scaling(2)))
+            model: Any = DistributedDataParallel(inner.to(rank.device), bucket_cap_mb=1)
+            torch.compiler.reset()
+            function = torch.compile(model, backend="inductor") if compiles else model
+            results = function(given(rank))
+            torch.stack([y.sum() for y in results]).sum().backward()
+            with torch.no_grad():
+                found.append([*results, *function(given(rank)), *(p.grad for p in model.parameters())])
+        for number, (one, other) in enumerate(zip(*found, strict=True)):
+            assert_same(one.detach(), other.detach(), f"tensor {number}")
+            assert one.stride() == other.stride(), f"tensor {number}"
+
+    world.run(body)
