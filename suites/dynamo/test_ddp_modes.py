@@ -113,7 +113,7 @@ def test_synchronization(world: World, mode: bool | str, backward: str) -> None:
 
 
 @requirement(
-    "DYN-DDP-19",
+    "DYN-DDP-24",
     "In modes of optimize_ddp, composable DDP and static graphs have the gradients of the uncompiled module.",
     source=f"{SOURCE}; torch/distributed/_composable/replicate.py; static_graph",
 )
