@@ -40,7 +40,7 @@ def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], conf
         if path.startswith(_HARNESS) or entry.ishidden(excinfo) or "site-packages" in path:
             continue
         lines.append(f"{_relative(path, config)}:{entry.lineno + 1}: in {entry.name}")
-        lines.append(f"    {str(entry.statement).strip()}")
+        lines.append(f"    {_statement(entry)}")
     first, *rest = error.summary().split("\n")
     lines += [f"E   {first}", *(f"E   {line}" for line in rest)]
     for text in getattr(error, "__notes__", ()):  # from Hypothesis: the smallest example
@@ -50,6 +50,14 @@ def shown(error: RanksFailed, excinfo: pytest.ExceptionInfo[BaseException], conf
     lines = [printable(text) for text in lines]
     traceback = ReprTraceback([ReprEntry(lines, None, None, None, "short")], None, "short")
     return ExceptionChainRepr([(traceback, crash, None)])
+
+
+def _statement(entry: Any) -> str:
+    """Return the source of a line of a traceback; empty if the file is another one by now."""
+    try:
+        return str(entry.statement).strip()
+    except (IndexError, SyntaxError):
+        return ""
 
 
 def _relative(path: str, config: pytest.Config) -> str:

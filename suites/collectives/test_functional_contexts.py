@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.stacks.collectives import functional, unwaited
+from harness.stacks.limit import runs_with
 from harness.stacks.pretended import FakeTensorMode
 from harness.stacks.training import launched, since
 from suites.collectives.test_functional_results import READ
@@ -100,6 +101,8 @@ def test_without_data(rank: Rank) -> None:
         "empty": base[:0].view(4, 0),
     }
     for layout, tensor in layouts.items():
+        if runs_with("<2.12") and not tensor.is_contiguous():  # which most of them refuse there
+            continue
         calls = CALLS if layout in ("contiguous", "empty") else OF_ANY_LAYOUT
         kinds_of_data = ((torch.float32, False), (torch.bfloat16, True))
         for dtype, needs in kinds_of_data if layout == "contiguous" else kinds_of_data[1:]:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import coalescing_manager, functional, set_timeout
+from harness.stacks.limit import runs_with
 from harness.stacks.pretended import options, pretended
 
 SIZE = 3
@@ -46,7 +47,7 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
     each = [blank(2) for _ in range(SIZE)]
     flat, mine = blank(2 * SIZE), blank(2)
     part, row, third = blank(2), blank(1, 2), [blank(2) for _ in range(SIZE)]
-    swapped, splits, coalesced = blank(SIZE, 2), blank(SIZE + 1, 2), blank(1, 2)
+    swapped, coalesced = blank(SIZE, 2), blank(1, 2)
 
     lists = [[blank(2), blank(2)] for _ in range(SIZE)]
 
@@ -68,11 +69,6 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
         "coalesced": (in_block, [coalesced], [[[2.0 * me, 2.0 * me + 1]]]),
         "all_to_all": (lambda: dist.all_to_all(third, parts), third, [[10.0 * i, 10.0 * i + 1] for i in range(SIZE)]),
         "all_to_all_single": (lambda: dist.all_to_all_single(swapped, rows), [swapped], [rows.tolist()]),
-        "all_to_all_single, split": (
-            lambda: dist.all_to_all_single(splits, rows, [2, 1, 1], [1, 1, 1]),
-            [splits],
-            [[rows.tolist()[i] for i in (0, 1, 0, 0)]],
-        ),
         "scatter": (
             lambda: dist.scatter(mine, parts if me == 1 else None, src=1),
             [mine],
@@ -100,6 +96,7 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
     "With the fake backend, each part of a result holds what the rank itself gives, also if that requires a gradient.",
     source="torch.distributed.Backend: FAKE; test_fake_pg.py: TestFakePG",
 )
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the fake backend leaves some results unwritten")
 @pytest.mark.world(1)
 def test_own_data(world: World) -> None:
     """Call each collective as each of three ranks, with inputs that require gradients or not; then functional ones."""
@@ -153,7 +150,6 @@ def test_what_is_refused(world: World) -> None:
                     "one split": lambda: exchange(blank(4), blank(4), [4], [4]),
                     "too few rows received": lambda: exchange(blank(4), blank(4), [1, 1], [2, 2]),
                     "too few rows sent": lambda: exchange(blank(4), blank(4), [2, 2], [1, 1]),
-                    "nothing sent": lambda: exchange(blank(2), blank(0), [1, 1], [0, 0]),
                     "lists of two lengths": lambda: dist.all_to_all([blank(2)], [blank(2), blank(2)]),
                     "short list": lambda: dist.reduce_scatter(blank(2), [blank(2)]),
                     "short list of lists": lambda: dist.all_gather_coalesced([[blank(2)], []], [blank(2)]),

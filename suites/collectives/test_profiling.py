@@ -21,6 +21,7 @@ Shapes = list[list[int]]
 )
 @pytest.mark.needs(collective="gather")
 @pytest.mark.needs(collective="scatter")
+@pytest.mark.needs(collective="all_to_all")
 @spmd(2)
 def test_events(rank: Rank) -> None:
     """Record each once, twice, or in flight, in profiles of both profilers; some calls are in no profile."""

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch/distributed/device_mesh.py: _register_distributed_opaque_types"
 ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
@@ -106,6 +107,7 @@ def compare_each(
     "Compiled operations on DTensors with pending reductions have the placements and values of uncompiled ones.",
     source="torch.distributed.tensor: Partial; test_monotonic_compile.py",
 )
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, some compiled operations on DTensors are wrong")
 @pytest.mark.world(2)
 def test_operations(world: World) -> None:
     """Split, slice and join sharded rows of two sizes; apply functions to sums, maxima and averages."""
@@ -171,6 +173,7 @@ def _again(d: Any, mesh: Any) -> Any:
     "A function that reads a mesh, but not its groups, is compiled once for all equal meshes.",
     source=f"{SOURCE}: guard_fn; DeviceMesh.__eq__",
 )
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code takes some meshes and placements not")
 @pytest.mark.world(2)
 def test_arguments(world: World) -> None:
     """Use each form with three sizes and two equal meshes; compare results and gradients with uncompiled code."""
@@ -273,6 +276,7 @@ def test_strided_results(world: World) -> None:
     "Compiled code within loss_parallel has the losses and gradients of uncompiled code, also with dynamic sizes.",
     source="torch.distributed.tensor.parallel.loss_parallel; torch.compile: dynamic",
 )
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled losses of sharded classes are wrong")
 @pytest.mark.world(2)
 def test_losses(world: World) -> None:
     """Compute a cross entropy that ignores a class, and a log_softmax, of sharded logits in two sizes."""

@@ -346,7 +346,7 @@ def test_norms(world: World) -> None:
             for (name, gradient), of in zip(replicate_fsdp.gradients(model).items(), plain.parameters(), strict=True):
                 assert of.grad is not None, what
                 assert gradient.dtype == SINGLE, f"{what}: {name}"
-                assert torch.equal(gradient, of.grad.float()), f"{what}: {name}"
+                assert torch.equal(gradient.to(of.grad.dtype), of.grad), f"{what}: {name}"  # 2.15 rounds it later
             for (name, buffer), of in zip(model.named_buffers(), plain.buffers(), strict=True):
                 assert torch.equal(buffer, of), f"{what}: {name}"
 

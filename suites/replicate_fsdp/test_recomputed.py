@@ -126,6 +126,7 @@ def test_checkpointed(world: World) -> None:
     "When a checkpointed module is computed again, its inputs and outputs have the dtypes that they had before.",
     source=f"{SOURCE}; torch.distributed.fsdp.MixedPrecisionPolicy",
 )
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, what a checkpoint computes again has another dtype")
 @pytest.mark.world(2)
 def test_dtypes(world: World) -> None:
     """Compare the dtypes in the forward and in the whole recomputation, under policies that cast either or both."""

@@ -15,6 +15,7 @@ from fixtures.layers import alone, layers, train
 from fixtures.managed import ways
 from harness import Rank, World, requirement
 from harness.stacks import messages, replicate_fsdp
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.fully_shard"
 
@@ -90,7 +91,7 @@ def test_shared(world: World) -> None:
                         each.step()
                         each.zero_grad()
                     assert model.head.weight is model.embedding.weight, what
-        for managed in ways(rank).values():
+        for managed in () if runs_with("<2.13") else ways(rank).values():  # earlier versions train them, apart
             model = Tied(5).to(rank.device)
             for module in (model.embedding, model.head, model):
                 managed(module)

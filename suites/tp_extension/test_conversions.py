@@ -343,6 +343,7 @@ def test_counts(world: World) -> None:
     "A CommDebugMode counts each collective of torch.distributed and each functional one once, by its kind.",
     source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts",
 )
+@pytest.mark.needs(collective="all_to_all")
 @pytest.mark.world(2)
 def test_kinds_of_collectives(world: World) -> None:
     """Call every collective alone and then all of them in one use; barriers and waiting count for nothing."""

@@ -15,6 +15,7 @@ from fixtures.operators import Operands, Operator, attention, choices, classes, 
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
+from harness.stacks.limit import runs_with
 from harness.stacks.tp_extension import foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
@@ -148,6 +149,8 @@ def test_views(world: World) -> None:
         for rows, placement, (name, view) in itertools.product(
             (3, 4, 1), (Replicate(), Shard(0), Partial()), KEPT.items()
         ):
+            if name == "split" and rows == 1 and runs_with(">=2.15"):  # which gathers a row that a rank lacks
+                continue
             whole = floats(rows, 4, 6).to(rank.device)
             if name == "view":
                 view = lambda x, rows=rows: x.view(rows, 2, 2, 3, 2)  # noqa: E731
@@ -342,6 +345,8 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
 }
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
+if runs_with(">=2.15"):  # which counts the targets of all ranks first, and gathers what a distance is of
+    del FREE["mean of cross_entropy"], FREE["dist"]
 
 
 @requirement(

@@ -201,3 +201,24 @@ def test_count_does_not_depend_on_the_style(sessions: dict[str, Session], style:
     """However a failure is shown, it is one."""
     assert sessions[style].counts["failed"] == 3
     assert sessions[style].code == 1
+
+
+CHANGED = """
+    from pathlib import Path
+
+    def test_fails(world):
+        def body(rank):
+            raise ValueError("too soon")
+        Path(__file__).write_text("")
+        world.run(body)
+
+    def test_passes(world):
+        world.run(lambda rank: None)
+"""
+
+
+def test_a_file_that_was_changed(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """If the file of a failing test is another one by now, its lines are left out, and the session goes on."""
+    session = make_folder({"test_it.py": CHANGED}).start().end()
+    assert (session.counts["failed"], session.counts["passed"], session.code) == (1, 1, 1)
+    assert "rank 0 of 2 failed first: ValueError: too soon" in session.section("test_fails[2ranks]")
