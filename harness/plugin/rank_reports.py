@@ -56,7 +56,7 @@ def _statement(entry: Any) -> str:
     """Return the source of a line of a traceback; empty if the file is another one by now."""
     try:
         return str(entry.statement).strip()
-    except (IndexError, SyntaxError):
+    except (AssertionError, IndexError, SyntaxError):
         return ""
 
 

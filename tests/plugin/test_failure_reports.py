@@ -221,4 +221,4 @@ def test_a_file_that_was_changed(make_folder: Callable[[dict[str, str]], Folder]
     """If the file of a failing test is another one by now, its lines are left out, and the session goes on."""
     session = make_folder({"test_it.py": CHANGED}).start().end()
     assert (session.counts["failed"], session.counts["passed"], session.code) == (1, 1, 1)
-    assert "rank 0 of 2 failed first: ValueError: too soon" in session.section("test_fails[2ranks]")
+    assert "of 2 failed first: ValueError: too soon" in session.section("test_fails[2ranks]")
