@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.layers import layer
+from fixtures.layers import Undefined, layer
 from fixtures.scaling import check_scaling
 from harness import Rank, World, requirement
 from harness.stacks import replicate
@@ -178,18 +178,6 @@ def test_alone(world: World) -> None:
             assert numbers(replicate.gradients(module)) == [3.0, 3.0], options
 
     world.run(body)
-
-
-class Undefined(torch.autograd.Function):
-    """The identity, whose backward gives no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None
 
 
 class Passing(nn.Module):

@@ -26,6 +26,7 @@ NONE_LIVE = {
     "REPL-BUF-01": "buffers are never broadcast",
     "REPL-HOOK-05": "a late hook is never called",
     "REPL-MP-01": "parameters are cast to no dtype",
+    "REPL-STATIC-06": "nothing is averaged after such a step",
     "REPL-UNUSED-03": "a backward that reaches no parameter never averages",
     "RFSDP-COMPILED-01": "no parameter is resharded, so that optimizers have no gradient",
     "RFSDP-DIM-01": "the backward fails, whatever else the group has",
