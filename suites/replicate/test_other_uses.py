@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import Undefined, layer
 from fixtures.scaling import check_scaling
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel"
@@ -98,6 +98,29 @@ def test_functional_call(world: World, how: str) -> None:
                     model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "REPL-CALL-08",
+    "functional_call of a module under DDP uses what it is given, with own gradients, and leaves the module as it was.",
+    source="torch.func.functional_call; torch.nn.parallel.DistributedDataParallel",
+)
+@pytest.mark.world(2)
+def test_functional_call_at_first(world: World) -> None:
+    """The first forward after replicate() is a functional_call; two steps follow."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model: Any = replicate.apply(layer(), rank)
+        weight = torch.full((2, 2), 5.0, device=rank.device, requires_grad=True)
+        torch.func.functional_call(model, {"weight": weight}, (given(rank),))
+        steps = []
+        for _ in range(2):
+            model(given(rank)).sum().backward()
+            steps.append(numbers(replicate.gradients(model)))
+            model.zero_grad()
+        return steps
+
+    assert_on_ranks([[[1.5]] * 2] * 2, world.run(body))
 
 
 @requirement(
