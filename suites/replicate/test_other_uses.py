@@ -203,6 +203,29 @@ def test_alone(world: World) -> None:
     world.run(body)
 
 
+@requirement(
+    "REPL-ACC-02",
+    "Steps of the module inside DDP accumulate the rank's own gradients, which the next step of DDP averages.",
+    source=f"{SOURCE}: module; gradients are reduced by hooks on parameters",
+)
+@pytest.mark.world(2)
+def test_alone_in_a_static_graph(world: World) -> None:
+    """With static_graph, run a step of the inner module and one of DDP, thrice."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        module = layer().to(rank.device)
+        model = DistributedDataParallel(module, static_graph=True)
+        steps = []
+        for _ in range(3):
+            module(given(rank)).sum().backward()
+            model(given(rank)).sum().backward()
+            steps.append(numbers(replicate.gradients(module)))
+            model.zero_grad()
+        return steps
+
+    assert_on_ranks([[[3.0]] * 3] * 2, world.run(body))
+
+
 class Passing(nn.Module):
     """Two layers, of which the second gets no gradient in some forwards."""
 
