@@ -20,6 +20,7 @@ NONE_LIVE = {
     "COLL-REDUCESCATTER-04": "gloo refuses every stacked input",
     "COLL-VALUE-05": "on gloo it depends on the rank for every collective and every operation",
     "DDP-CKPT-03": "a part of every such gradient is averaged",
+    "DDP-REFUSE-02": "every such hook is a segmentation fault",
     "DYN-AGREE-02": "compiler collectives fail in their first message",
     "DYN-CONST-02": "compiled code is never guarded by a group",
     "REPL-APPLY-06": "the parameters are lost in the first forward",
