@@ -320,3 +320,22 @@ def test_scaling(world: World) -> None:
             check_scaling(rank, lambda rank, model, wrap=wrap: (wrap(model), rank.index, 2), *LAYERS)  # type: ignore[misc]
 
     world.run(body)
+
+
+@requirement(
+    "REPL-GRAPH-01",
+    "backward(create_graph=True) averages several gradients that depend on parameters.",
+    source="torch.Tensor.backward: create_graph; torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#63929",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_create_graph(world: World, how: str) -> None:
+    """Two layers, one after the other; the gradients of their gradients are not looked at."""
+
+    def body(rank: Rank) -> list[float]:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        model: Any = replicate.replicate(module) if how == "replicate" else DistributedDataParallel(module)
+        model(given(rank)).sum().backward(create_graph=True)
+        return numbers(replicate.gradients(module))
+
+    assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))

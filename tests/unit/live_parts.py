@@ -26,6 +26,7 @@ NONE_LIVE = {
     "REPL-APPLY-06": "the parameters are lost in the first forward",
     "REPL-APPLY-08": "every slice is uninitialized",
     "REPL-BUF-01": "buffers are never broadcast",
+    "REPL-GRAPH-01": "the second such gradient is refused",
     "REPL-HOOK-05": "a late hook is never called",
     "REPL-MP-01": "parameters are cast to no dtype",
     "REPL-STATIC-06": "nothing is averaged after such a step",
