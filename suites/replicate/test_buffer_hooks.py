@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages, replicate
 from harness.stacks.replicate import HookLocation
 
@@ -200,3 +200,31 @@ def test_ignored(world: World, options: dict[str, bool]) -> None:
             model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "DDP-IGN-01",
+    "Ignored parameters and buffers keep the values of their rank, as do gradients of ignored parameters.",
+    source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",
+)
+@pytest.mark.world(2)
+def test_ignored_of_the_root(world: World) -> None:
+    """A parameter of the module itself is ignored, by its name in named_parameters()."""
+
+    class Model(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.own, self.layer = nn.Parameter(torch.full((1,), value)), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x) + self.own * x
+            return result
+
+    def body(rank: Rank) -> list[float]:
+        module = Model(1.0 + rank.index).to(rank.device)
+        replicate.leave_alone(module, ["own"])
+        model = DistributedDataParallel(module)
+        model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+        return [module.own.item(), *(g.item() for g in replicate.gradients(module).values())]
+
+    assert_on_ranks([[1.0, 1.0, 1.5], [2.0, 2.0, 1.5]], world.run(body))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 NEWER = "torch.utils.checkpoint.checkpoint: use_reentrant=False; torch.nn.parallel.DistributedDataParallel"
@@ -150,3 +150,29 @@ def test_whole_module(world: World) -> None:
                         model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "DDP-CKPT-03",
+    "A weight inside and outside of a reentrant checkpoint has an averaged gradient, or an error is raised.",
+    source="torch.nn.parallel.DistributedDataParallel: use_reentrant=True, 'each layer is checkpointed at most once'",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_shared_with_a_checkpoint(world: World, how: str) -> None:
+    """Two layers of one weight, of which the second is in a checkpoint, for two steps."""
+
+    def body(rank: Rank) -> str | list[float]:
+        module = Recomputed("once", reentrant=True, shared=True).to(rank.device)
+        model: Any = replicate.replicate(module) if how == "replicate" else DistributedDataParallel(module)
+        steps = []
+        try:
+            for _ in range(2):
+                model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+                steps.append(float(next(iter(replicate.gradients(module).values()))))
+                model.zero_grad()
+        except RuntimeError:
+            return "an error"
+        return steps
+
+    assert_on_ranks([[3.0, 3.0]] * 2, world.run(body), or_all=["an error"] * 2)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.layers import layer
+from fixtures.layers import Undefined, layer
 from fixtures.scaling import check_scaling
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel"
@@ -101,6 +101,29 @@ def test_functional_call(world: World, how: str) -> None:
 
 
 @requirement(
+    "REPL-CALL-08",
+    "functional_call of a module under DDP uses what it is given, with own gradients, and leaves the module as it was.",
+    source="torch.func.functional_call; torch.nn.parallel.DistributedDataParallel",
+)
+@pytest.mark.world(2)
+def test_functional_call_at_first(world: World) -> None:
+    """The first forward after replicate() is a functional_call; two steps follow."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model: Any = replicate.apply(layer(), rank)
+        weight = torch.full((2, 2), 5.0, device=rank.device, requires_grad=True)
+        torch.func.functional_call(model, {"weight": weight}, (given(rank),))
+        steps = []
+        for _ in range(2):
+            model(given(rank)).sum().backward()
+            steps.append(numbers(replicate.gradients(model)))
+            model.zero_grad()
+        return steps
+
+    assert_on_ranks([[[1.5]] * 2] * 2, world.run(body))
+
+
+@requirement(
     "REPL-CALL-09",
     "Without find_unused_parameters alone, layers may be called after the forward, and outputs have a backward each.",
     source=f"{SOURCE}: find_unused_parameters; static_graph, 'model parameters outside of forward function'",
@@ -180,16 +203,27 @@ def test_alone(world: World) -> None:
     world.run(body)
 
 
-class Undefined(torch.autograd.Function):
-    """The identity, whose backward gives no gradient."""
+@requirement(
+    "REPL-ACC-02",
+    "Steps of the module inside DDP accumulate the rank's own gradients, which the next step of DDP averages.",
+    source=f"{SOURCE}: module; gradients are reduced by hooks on parameters",
+)
+@pytest.mark.world(2)
+def test_alone_in_a_static_graph(world: World) -> None:
+    """With static_graph, run a step of the inner module and one of DDP, thrice."""
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+    def body(rank: Rank) -> list[list[float]]:
+        module = layer().to(rank.device)
+        model = DistributedDataParallel(module, static_graph=True)
+        steps = []
+        for _ in range(3):
+            module(given(rank)).sum().backward()
+            model(given(rank)).sum().backward()
+            steps.append(numbers(replicate.gradients(module)))
+            model.zero_grad()
+        return steps
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None
+    assert_on_ranks([[[3.0]] * 3] * 2, world.run(body))
 
 
 class Passing(nn.Module):
@@ -286,3 +320,22 @@ def test_scaling(world: World) -> None:
             check_scaling(rank, lambda rank, model, wrap=wrap: (wrap(model), rank.index, 2), *LAYERS)  # type: ignore[misc]
 
     world.run(body)
+
+
+@requirement(
+    "REPL-GRAPH-01",
+    "backward(create_graph=True) averages several gradients that depend on parameters.",
+    source="torch.Tensor.backward: create_graph; torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#63929",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_create_graph(world: World, how: str) -> None:
+    """Two layers, one after the other; the gradients of their gradients are not looked at."""
+
+    def body(rank: Rank) -> list[float]:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        model: Any = replicate.replicate(module) if how == "replicate" else DistributedDataParallel(module)
+        model(given(rank)).sum().backward(create_graph=True)
+        return numbers(replicate.gradients(module))
+
+    assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))

@@ -106,3 +106,27 @@ def test_refused_by_ddp(world: World) -> None:
             DistributedDataParallel(layer(), device_ids=ids)
 
     world.run(body)
+
+
+@requirement(
+    "DDP-REFUSE-02",
+    "A communication hook that returns None is an error of the backward at the latest.",
+    source="torch.nn.parallel.DistributedDataParallel.register_comm_hook: 'it still must return a completed Future'",
+)
+@pytest.mark.world(2)
+def test_hook_without_future(world: World) -> None:
+    """The hook says nothing of what it returns, so that it is accepted at first."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+        return None
+
+    def body(rank: Rank) -> str:
+        model = DistributedDataParallel(layer().to(rank.device))
+        try:
+            model.register_comm_hook(None, hook)
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            return "an error"
+        return "no error"
+
+    assert world.run(body) == ["an error"] * 2

@@ -24,7 +24,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.states import check_without_ranks, gradients_of
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/checkpoint/state_dict.py"
@@ -499,3 +499,21 @@ def test_prefixes(world: World) -> None:
         assert empty == {}
 
     world.run(body)
+
+
+@requirement(
+    "DDP-PREFIX-02",
+    "A DDP module's state dict without its prefix is that of the plain module, with the versions of its layers.",
+    source="torch.nn.modules.utils.consume_prefix_in_state_dict_if_present: _metadata",
+)
+@pytest.mark.world(1)
+def test_prefix_of_a_child(world: World) -> None:
+    """A child called module has a child of the name of its sibling, which comes after it."""
+
+    def body(rank: Rank) -> list[str]:
+        plain = nn.ModuleDict({"module": nn.ModuleDict({"layer": nn.Linear(1, 1)}), "layer": nn.Linear(1, 1)})
+        state = DistributedDataParallel(plain.to(rank.device)).state_dict()
+        consume_prefix_in_state_dict_if_present(state, "module.")
+        return sorted(state)
+
+    assert_on_ranks([["layer.bias", "layer.weight", "module.layer.bias", "module.layer.weight"]], world.run(body))

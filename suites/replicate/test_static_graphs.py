@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.layers import layer
-from harness import Rank, World, requirement
+from fixtures.layers import Undefined, layer
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: static_graph"
@@ -129,3 +129,31 @@ def test_called_static(world: World) -> None:
             replicate.make_static(model)
 
     world.run(body)
+
+
+@requirement(
+    "REPL-STATIC-06",
+    "With static_graph=True, steps after one whose gradients are undefined average gradients, or raise an error.",
+    source=f"{SOURCE}; torch.autograd.Function: 'return None'",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_undefined_at_first(world: World, how: str) -> None:
+    """A function after the module gives no gradient in the first of three steps."""
+
+    def body(rank: Rank) -> str | list[list[float | None]]:
+        model = made(how, rank)
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+        Undefined.apply(model(x, [0, 1, 2])).backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+        steps = []
+        try:
+            for _ in range(2):
+                model(x, [0, 1, 2]).backward()
+                steps.append(gradients(model))
+                model.zero_grad()
+        except RuntimeError:
+            return "an error"
+        return steps
+
+    assert_on_ranks([[[1.5] * 3] * 2] * 2, world.run(body), or_all=["an error"] * 2)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.managed import ways
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.dynamo import checkpointed
 from harness.stacks.limit import runs_with
@@ -159,3 +159,31 @@ def test_dtypes(world: World) -> None:
             assert seen == [(inside, returned)] * 2, f"{way}, {policy}"
 
     world.run(body)
+
+
+@requirement(
+    "RFSDP-CKPT-01",
+    "Checkpointed modules train as on one device, whichever of them are sharded, and whether they run one forward or "
+    "several before a backward.",
+    source=f"{SOURCE}; torch.distributed.fsdp.FSDPModule.set_modules_to_backward_prefetch",
+)
+@pytest.mark.world(2)
+def test_reentrant(world: World) -> None:
+    """Run two forwards of a block in a reentrant checkpoint, and one backward; look at what an optimizer would hold."""
+
+    def body(rank: Rank) -> list[Any]:
+        ends = []
+        for way in ("replicated", "sharded"):
+            managed = ways(rank)[way]
+            model: Any = Model().to(rank.device)
+            model.blocks, model.through = nn.Sequential(Inner(1.0).to(rank.device)), REENTRANT
+            managed(model.blocks[0])
+            managed(model)
+            (held,) = model.parameters()
+            x = torch.full((4,), 1.0 + rank.index, device=rank.device, requires_grad=True)
+            (model(x).sum() + model(2 * x).sum()).backward()
+            ends.append((way, replicate_fsdp.whole(held.grad).tolist(), model.blocks[0].weight is held))
+        return ends
+
+    right = [4.5] * 4
+    assert_on_ranks([[("replicated", right, True), ("sharded", right, True)]] * 2, world.run(body))

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from fixtures.layers import alone, layers, row, train
 from fixtures.managed import ways
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 
@@ -117,3 +117,30 @@ def test_parameters(world: World) -> None:
                         sgd.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "RFSDP-RESET-01",
+    "After a failed forward or backward, reset_iter_state makes the next step average without leftovers of the failed "
+    "one.",
+    source="torch.distributed.fsdp.FSDPModule: reset_iter_state",
+)
+@pytest.mark.needs(torch="torch.distributed.fsdp.FSDPModule.reset_iter_state")
+@pytest.mark.world(2)
+def test_gradients_of_a_group(world: World) -> None:
+    """A backward is interrupted between two layers of one group, whose gradients are not yet reduced."""
+
+    def body(rank: Rank) -> list[list[list[float]]]:
+        found = []
+        for way in ("replicated", "sharded"):
+            model: Any = ways(rank)[way](layers(rank.device))
+            hook = model[0].register_forward_hook(interrupt_backward)
+            with pytest.raises(Interrupted):
+                train(model, rank.index)
+            hook.remove()
+            model.reset_iter_state()
+            model.zero_grad()
+            found.append(train(model, rank.index))
+        return found
+
+    assert_on_ranks([[alone(2)] * 2] * 2, world.run(body))
