@@ -108,6 +108,49 @@ def test_in_place(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+PARTS: dict[str, tuple[Any, ...]] = {
+    "element": (2, 3),
+    "elements of a row": (1, slice(2, 5)),
+    "rows": (slice(1, 3),),
+    "columns": (slice(None), slice(2, 6)),
+    "block": (slice(1, 4), slice(2, 6)),
+    "every second": (slice(None, None, 2), slice(1, None, 3)),
+}
+"""Parts of a matrix, by their indices."""
+
+
+@requirement(
+    "TP-WRITE-03",
+    "Assigning to a part of a DTensor changes that part of the DTensor, or raises an error on every rank.",
+    source="torch.Tensor.copy_; torch.distributed.tensor.DTensor; pytorch/pytorch#139735",
+)
+@pytest.mark.parametrize("given", ["whole", "sharded"])
+@pytest.mark.world(2)
+def test_parts(world: World, given: str) -> None:
+    """Assign replicas to an element, rows or columns of a sharded matrix, or to parts that shards have as a whole."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, done = rank.mesh(), [], 0
+        for of, (name, at) in itertools.product((Replicate(), Shard(0), Shard(1)), PARTS.items()):
+            if (given == "whole") == any(of == Shard(dim) and part != slice(None) for dim, part in enumerate(at)):
+                continue
+            whole = A.to(rank.device).clone()
+            x = distributed(whole, of, rank, mesh)
+            value = whole[at] - 20
+            whole[at] = value
+            try:
+                x[at] = distributed(value, Replicate(), rank, mesh)
+            except (NotImplementedError, RuntimeError, AssertionError):
+                continue
+            done += 1
+            if not right(whole, x):
+                wrong.append(f"{name} of {of}")
+        assert done, "all are refused"
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 KEPT: dict[str, Callable[[Any], Any]] = {
     "t": lambda x: x.transpose(0, 1),
     "permute": lambda x: x.permute(2, 0, 1),
