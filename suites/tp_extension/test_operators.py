@@ -286,6 +286,10 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "item": (lambda a: torch.tensor(a.sum().item()), (A,)),
         "item of a maximum": (lambda a: torch.tensor(a.amax().item()), (A,)),
     },
+    "narrow-gathers": {
+        "gather of columns": (lambda a, i: a.gather(0, i), (A, classes(5, 3, 3))),
+        "gather of rows": (lambda a, i: a.gather(1, i), (A, classes(7, 2, 4))),
+    },
     "written-sums": {
         "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
         "zero_": (lambda a: a.sum(0).zero_(), (A,)),
