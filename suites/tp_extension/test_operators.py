@@ -290,6 +290,10 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "gather of columns": (lambda a, i: a.gather(0, i), (A, classes(5, 3, 3))),
         "gather of rows": (lambda a, i: a.gather(1, i), (A, classes(7, 2, 4))),
     },
+    "pending-weights": {
+        "lerp": (torch.lerp, (ROW, ROW + 1, floats(7, start=1))),
+        "addcdiv": (torch.addcdiv, (ROW, ROW + 1, floats(7, start=1).abs() + 1)),
+    },
     "written-sums": {
         "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
         "zero_": (lambda a: a.sum(0).zero_(), (A,)),
@@ -357,6 +361,7 @@ DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
     "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses", "losses-of-batches"),
+    "weights": ("pending-weights",),
 }
 """Families of which the gradients are tried."""
 
