@@ -294,6 +294,12 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "lerp": (torch.lerp, (ROW, ROW + 1, floats(7, start=1))),
         "addcdiv": (torch.addcdiv, (ROW, ROW + 1, floats(7, start=1).abs() + 1)),
     },
+    "counted-embeddings": {
+        "counted embedding": (
+            lambda i, w: functional.embedding(i, w, scale_grad_by_freq=True),
+            (torch.tensor([1, 2, 1, 6, 1]), MATRIX),
+        ),
+    },
     "written-sums": {
         "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
         "zero_": (lambda a: a.sum(0).zero_(), (A,)),
@@ -362,6 +368,7 @@ DIFFERENTIABLE = {
     "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses", "losses-of-batches"),
     "weights": ("pending-weights",),
+    "counts": ("counted-embeddings",),
 }
 """Families of which the gradients are tried."""
 
