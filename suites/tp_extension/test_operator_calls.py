@@ -289,10 +289,27 @@ AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "scatter": (lambda x, a: x.scatter(a[0], (x > 0).long(), a[1]), ((0, 1.0), (1, 1.0), (0, 2.0))),
     "embedding": (lambda x, a: functional.embedding((x[0] > 0).long(), x, padding_idx=a), (None, 0, 1)),
 }
-"""Functions of a matrix and of an argument that is no tensor, with its values.
+"""Functions of a matrix and of an argument that is no tensor, with its values."""
+COUNTS: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
+    "topk": (lambda x, a: x.topk(a, 0).values, (2, 3)),
+    "histc": (lambda x, a: x.histc(a, -5, 5), (4, 5)),
+}
+"""Functions that return as many elements as their argument says."""
 
-PyTorch 2.13 is wrong for another number of largest elements, or of bins, than in the call before: they are left out.
-"""
+
+def _again(rank: Rank, functions: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]]) -> list[str]:
+    """Call each function with its arguments one after the other, and with the first one again: what is wrong."""
+    mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
+    for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), functions.items()):
+        x = distributed(whole, placement, rank, mesh)
+        for argument in (*arguments, arguments[0]):
+            case = f"{name} of {placement} with {argument}"
+            try:
+                if not right(function(whole, argument), function(x, argument)):
+                    wrong.append(case)
+            except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
+                wrong.append(f"{case}: {type(error).__name__}")
+    return wrong
 
 
 @requirement(
@@ -302,20 +319,25 @@ PyTorch 2.13 is wrong for another number of largest elements, or of bins, than i
 )
 @pytest.mark.world(2)
 def test_again(world: World) -> None:
-    """Call each function with its arguments one after the other, and with the first one again."""
+    """Operators whose argument is a number, a dimension, a size, a dtype or a mode."""
 
     def body(rank: Rank) -> list[str]:
-        mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
-        for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), AGAIN.items()):
-            x = distributed(whole, placement, rank, mesh)
-            for argument in (*arguments, arguments[0]):
-                case = f"{name} of {placement} with {argument}"
-                try:
-                    if not right(function(whole, argument), function(x, argument)):
-                        wrong.append(case)
-                except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
-                    wrong.append(f"{case}: {type(error).__name__}")
-        return wrong
+        return _again(rank, AGAIN)
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-AGAIN-01",
+    "An operator that is called again on a DTensor with other numbers, dimensions or sizes gives the result for these.",
+    source=f"{SOURCE}; pytorch/pytorch#149764",
+)
+@pytest.mark.world(2)
+def test_counts_again(world: World) -> None:
+    """Another number of largest elements, or of bins."""
+
+    def body(rank: Rank) -> list[str]:
+        return _again(rank, COUNTS)
 
     assert_on_ranks([[]] * world.size, world.run(body))
 
