@@ -588,3 +588,25 @@ def test_lists(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-FOREACH-01",
+    "A foreach function of DTensors, one sharded, one replicated and one pending, treats each as alone, on its mesh.",
+    source="torch: Foreach Operations; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_one_factor(world: World) -> None:
+    """Multiply a replicated, a sharded and a pending tensor, in any order."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, factor = rank.mesh(), [], torch.tensor(5.0, dtype=torch.float64, device=rank.device)
+        for order in itertools.permutations((Replicate(), Shard(1), Partial())):
+            own = [distributed(A.to(rank.device), placement, rank, mesh) for placement in order]
+            found = foreach("mul")(own, distributed(factor, Partial(), rank, mesh))
+            for placement, one in zip(order, found, strict=True):
+                if not right(A.to(rank.device) * 5, one):
+                    wrong.append(f"{placement} in {', '.join(map(str, order))}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
