@@ -300,6 +300,9 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
             (torch.tensor([1, 2, 1, 6, 1]), MATRIX),
         ),
     },
+    "bits": {
+        "int64": (lambda a: a.view(torch.int64), (A,)),
+    },
     "written-sums": {
         "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
         "zero_": (lambda a: a.sum(0).zero_(), (A,)),
