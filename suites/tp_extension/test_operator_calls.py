@@ -610,3 +610,35 @@ def test_one_factor(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PENDING: dict[str, tuple[Operator, Operands]] = {
+    "sum": (lambda x, i: x.sum(0), (A, classes(5, 3))),
+    "product": (lambda x, i: x.t() @ x, (A, classes(5, 3))),
+    "embedding": (lambda x, i: functional.embedding(i, x), (A, classes(5, 3))),
+    "gather": (lambda x, i: x.gather(0, i), (A, classes(5, 1, 7))),
+}
+"""Operators on a matrix of which each rank has rows, and on positions; PyTorch leaves their results pending."""
+
+
+@requirement(
+    "TP-READ-01",
+    "full_tensor() of an operator's result gives the same whole each time, and the result can be used afterwards.",
+    source="torch.distributed.tensor.DTensor.full_tensor",
+)
+@pytest.mark.parametrize("name", PENDING)
+@pytest.mark.world(2)
+def test_read_twice(world: World, name: str) -> None:
+    """Read a result of which each rank has a part twice, and then its double."""
+
+    def body(rank: Rank) -> list[Any]:
+        operator, (whole, positions) = PENDING[name]
+        own = distributed(whole.to(rank.device), Shard(0), rank, rank.mesh())
+        found = operator(own, distributed(positions.to(rank.device), Replicate(), rank, rank.mesh()))
+        first = found.full_tensor().tolist()
+        return [first, found.full_tensor().tolist(), (found * 2).full_tensor().tolist()]
+
+    operator, (whole, positions) = PENDING[name]
+    expected = operator(whole, positions)
+    due = [expected.tolist(), expected.tolist(), (expected * 2).tolist()]
+    assert_on_ranks([due] * world.size, world.run(body))
