@@ -200,6 +200,10 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     },
     "weighted-losses": {
         "nll_loss": (lambda a, i, w: functional.nll_loss(a, i, w), (floats(12, 7), classes(7, 12), ROW.abs() + 1)),
+        "cross_entropy with ignored": (
+            lambda a, i: functional.cross_entropy(a, i, ignore_index=1),
+            (floats(12, 7), classes(7, 12)),
+        ),
     },
     "even-losses": {
         "mse_loss": (functional.mse_loss, (IMAGES[0, :2], IMAGES[1, :2])),
