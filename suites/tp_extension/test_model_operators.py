@@ -477,6 +477,32 @@ def test_two_dimensions(world: World) -> None:
 
 
 @requirement(
+    "TP-MODEL-03",
+    "An operator on a DTensor that each of two mesh dimensions shards or leaves pending gives the plain tensor's "
+    "result and gradient.",
+    source=SOURCE,
+)
+@pytest.mark.world(4)
+def test_batch_over_both(world: World) -> None:
+    """Multiply a batch of two or six by a matrix, which PyTorch does for all rows of the batch at once."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        for batch, matrix in ((CUBE, floats(6, 3)), (floats(6, 5, 4), floats(4, 3))):
+            x, y = batch.to(rank.device), matrix.to(rank.device)
+            own = _deep(x, (Shard(0), Shard(0)), rank, mesh)
+            case = f"batch of {len(batch)}"
+            try:
+                if not right(x @ y, own @ _deep(y, (Replicate(), Replicate()), rank, mesh)):
+                    wrong.append(case)
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{case}: {error!r:.150}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-MODEL-04",
     "An operator on DTensors gives the same result in inference mode, in which PyTorch does not split it into others.",
     source="torch.inference_mode; torch.distributed.tensor.DTensor",

@@ -109,6 +109,49 @@ def test_in_place(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+PARTS: dict[str, tuple[Any, ...]] = {
+    "element": (2, 3),
+    "elements of a row": (1, slice(2, 5)),
+    "rows": (slice(1, 3),),
+    "columns": (slice(None), slice(2, 6)),
+    "block": (slice(1, 4), slice(2, 6)),
+    "every second": (slice(None, None, 2), slice(1, None, 3)),
+}
+"""Parts of a matrix, by their indices."""
+
+
+@requirement(
+    "TP-WRITE-03",
+    "Assigning to a part of a DTensor changes that part of the DTensor, or raises an error on every rank.",
+    source="torch.Tensor.copy_; torch.distributed.tensor.DTensor; pytorch/pytorch#139735",
+)
+@pytest.mark.parametrize("given", ["whole", "sharded"])
+@pytest.mark.world(2)
+def test_parts(world: World, given: str) -> None:
+    """Assign replicas to an element, rows or columns of a sharded matrix, or to parts that shards have as a whole."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, done = rank.mesh(), [], 0
+        for of, (name, at) in itertools.product((Replicate(), Shard(0), Shard(1)), PARTS.items()):
+            if (given == "whole") == any(of == Shard(dim) and part != slice(None) for dim, part in enumerate(at)):
+                continue
+            whole = A.to(rank.device).clone()
+            x = distributed(whole, of, rank, mesh)
+            value = whole[at] - 20
+            whole[at] = value
+            try:
+                x[at] = distributed(value, Replicate(), rank, mesh)
+            except (NotImplementedError, RuntimeError, AssertionError):
+                continue
+            done += 1
+            if not right(whole, x):
+                wrong.append(f"{name} of {of}")
+        assert done, "all are refused"
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 KEPT: dict[str, Callable[[Any], Any]] = {
     "t": lambda x: x.transpose(0, 1),
     "permute": lambda x: x.permute(2, 0, 1),
@@ -249,10 +292,27 @@ AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "scatter": (lambda x, a: x.scatter(a[0], (x > 0).long(), a[1]), ((0, 1.0), (1, 1.0), (0, 2.0))),
     "embedding": (lambda x, a: functional.embedding((x[0] > 0).long(), x, padding_idx=a), (None, 0, 1)),
 }
-"""Functions of a matrix and of an argument that is no tensor, with its values.
+"""Functions of a matrix and of an argument that is no tensor, with its values."""
+COUNTS: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
+    "topk": (lambda x, a: x.topk(a, 0).values, (2, 3)),
+    "histc": (lambda x, a: x.histc(a, -5, 5), (4, 5)),
+}
+"""Functions that return as many elements as their argument says."""
 
-PyTorch 2.13 is wrong for another number of largest elements, or of bins, than in the call before: they are left out.
-"""
+
+def _again(rank: Rank, functions: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]]) -> list[str]:
+    """Call each function with its arguments one after the other, and with the first one again: what is wrong."""
+    mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
+    for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), functions.items()):
+        x = distributed(whole, placement, rank, mesh)
+        for argument in (*arguments, arguments[0]):
+            case = f"{name} of {placement} with {argument}"
+            try:
+                if not right(function(whole, argument), function(x, argument)):
+                    wrong.append(case)
+            except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
+                wrong.append(f"{case}: {type(error).__name__}")
+    return wrong
 
 
 @requirement(
@@ -262,20 +322,25 @@ PyTorch 2.13 is wrong for another number of largest elements, or of bins, than i
 )
 @pytest.mark.world(2)
 def test_again(world: World) -> None:
-    """Call each function with its arguments one after the other, and with the first one again."""
+    """Operators whose argument is a number, a dimension, a size, a dtype or a mode."""
 
     def body(rank: Rank) -> list[str]:
-        mesh, wrong, whole = rank.mesh(), [], A.to(rank.device)
-        for placement, (name, (function, arguments)) in itertools.product((Shard(0), Shard(1)), AGAIN.items()):
-            x = distributed(whole, placement, rank, mesh)
-            for argument in (*arguments, arguments[0]):
-                case = f"{name} of {placement} with {argument}"
-                try:
-                    if not right(function(whole, argument), function(x, argument)):
-                        wrong.append(case)
-                except (NotImplementedError, RuntimeError, AssertionError, IndexError) as error:
-                    wrong.append(f"{case}: {type(error).__name__}")
-        return wrong
+        return _again(rank, AGAIN)
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-AGAIN-01",
+    "An operator that is called again on a DTensor with other numbers, dimensions or sizes gives the result for these.",
+    source=f"{SOURCE}; pytorch/pytorch#149764",
+)
+@pytest.mark.world(2)
+def test_counts_again(world: World) -> None:
+    """Another number of largest elements, or of bins."""
+
+    def body(rank: Rank) -> list[str]:
+        return _again(rank, COUNTS)
 
     assert_on_ranks([[]] * world.size, world.run(body))
 
@@ -528,3 +593,57 @@ def test_lists(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-FOREACH-01",
+    "A foreach function of DTensors, one sharded, one replicated and one pending, treats each as alone, on its mesh.",
+    source="torch: Foreach Operations; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_one_factor(world: World) -> None:
+    """Multiply a replicated, a sharded and a pending tensor, in any order."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, factor = rank.mesh(), [], torch.tensor(5.0, dtype=torch.float64, device=rank.device)
+        for order in itertools.permutations((Replicate(), Shard(1), Partial())):
+            own = [distributed(A.to(rank.device), placement, rank, mesh) for placement in order]
+            found = foreach("mul")(own, distributed(factor, Partial(), rank, mesh))
+            for placement, one in zip(order, found, strict=True):
+                if not right(A.to(rank.device) * 5, one):
+                    wrong.append(f"{placement} in {', '.join(map(str, order))}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PENDING: dict[str, tuple[Operator, Operands]] = {
+    "sum": (lambda x, i: x.sum(0), (A, classes(5, 3))),
+    "product": (lambda x, i: x.t() @ x, (A, classes(5, 3))),
+    "embedding": (lambda x, i: functional.embedding(i, x), (A, classes(5, 3))),
+    "gather": (lambda x, i: x.gather(0, i), (A, classes(5, 1, 7))),
+}
+"""Operators on a matrix of which each rank has rows, and on positions; PyTorch leaves their results pending."""
+
+
+@requirement(
+    "TP-READ-01",
+    "full_tensor() of an operator's result gives the same whole each time, and the result can be used afterwards.",
+    source="torch.distributed.tensor.DTensor.full_tensor",
+)
+@pytest.mark.parametrize("name", PENDING)
+@pytest.mark.world(2)
+def test_read_twice(world: World, name: str) -> None:
+    """Read a result of which each rank has a part twice, and then its double."""
+
+    def body(rank: Rank) -> list[Any]:
+        operator, (whole, positions) = PENDING[name]
+        own = distributed(whole.to(rank.device), Shard(0), rank, rank.mesh())
+        found = operator(own, distributed(positions.to(rank.device), Replicate(), rank, rank.mesh()))
+        first = found.full_tensor().tolist()
+        return [first, found.full_tensor().tolist(), (found * 2).full_tensor().tolist()]
+
+    operator, (whole, positions) = PENDING[name]
+    expected = operator(whole, positions)
+    due = [expected.tolist(), expected.tolist(), (expected * 2).tolist()]
+    assert_on_ranks([due] * world.size, world.run(body))

@@ -200,6 +200,10 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     },
     "weighted-losses": {
         "nll_loss": (lambda a, i, w: functional.nll_loss(a, i, w), (floats(12, 7), classes(7, 12), ROW.abs() + 1)),
+        "cross_entropy with ignored": (
+            lambda a, i: functional.cross_entropy(a, i, ignore_index=1),
+            (floats(12, 7), classes(7, 12)),
+        ),
     },
     "even-losses": {
         "mse_loss": (functional.mse_loss, (IMAGES[0, :2], IMAGES[1, :2])),
@@ -286,6 +290,23 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "item": (lambda a: torch.tensor(a.sum().item()), (A,)),
         "item of a maximum": (lambda a: torch.tensor(a.amax().item()), (A,)),
     },
+    "narrow-gathers": {
+        "gather of columns": (lambda a, i: a.gather(0, i), (A, classes(5, 3, 3))),
+        "gather of rows": (lambda a, i: a.gather(1, i), (A, classes(7, 2, 4))),
+    },
+    "pending-weights": {
+        "lerp": (torch.lerp, (ROW, ROW + 1, floats(7, start=1))),
+        "addcdiv": (torch.addcdiv, (ROW, ROW + 1, floats(7, start=1).abs() + 1)),
+    },
+    "counted-embeddings": {
+        "counted embedding": (
+            lambda i, w: functional.embedding(i, w, scale_grad_by_freq=True),
+            (torch.tensor([1, 2, 1, 6, 1]), MATRIX),
+        ),
+    },
+    "bits": {
+        "int64": (lambda a: a.view(torch.int64), (A,)),
+    },
     "written-sums": {
         "fill_": (lambda a: a.sum(0).fill_(2), (A,)),
         "zero_": (lambda a: a.sum(0).zero_(), (A,)),
@@ -353,6 +374,8 @@ DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
     "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses", "losses-of-batches"),
+    "weights": ("pending-weights",),
+    "counts": ("counted-embeddings",),
 }
 """Families of which the gradients are tried."""
 

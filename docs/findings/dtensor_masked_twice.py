@@ -1,0 +1,36 @@
+# full_tensor() of an embedding with sharded rows, or of a gather over a sharded dimension, works only once
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_masked_twice.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (2,))
+weight = distribute_tensor(torch.arange(4.0).reshape(4, 1), mesh, [Shard(0)])
+rows = functional.embedding(distribute_tensor(torch.tensor([0, 3]), mesh, [Replicate()]), weight)
+rows.full_tensor()
+try:
+    report([0.0, 6.0], (rows * 2).full_tensor().flatten().tolist())
+except AssertionError as error:
+    report([0.0, 6.0], repr(error))

@@ -1,0 +1,30 @@
+# view(dtype) of a pending sum silently adds the bits of its parts
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_viewed_bits.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (2,))
+x = DTensor.from_local(torch.tensor([1.0, 2.0]), mesh, [Partial()])  # the sum is [2.0, 4.0]
+report([2.0, 4.0], x.view(torch.int32).full_tensor().view(torch.float32).tolist())
