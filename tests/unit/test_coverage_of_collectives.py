@@ -17,13 +17,13 @@ SUITE = Path(__file__).parents[2] / "suites" / "collectives"
 
 NO_COLLECTIVE = {
     "a type, a constant or options": (
-        "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BackendConfig BarrierOptions"
+        "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions"
         " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName"
         " ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
-        "get_backend_config get_debug_level"
+        "get_backend_config"
         " get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
         " is_torchelastic_launched is_ucc_available is_xccl_available"
     ),
