@@ -121,3 +121,37 @@ def test_counts_of_samples(world: World) -> None:
     cases = itertools.product((Shard(0), Shard(1), Replicate()), (1, 3, 2))
     right = {f"{layout}, {count}": ((7, count), (7, count)) for layout, count in cases}
     assert_on_ranks([right] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-RAND-02",
+    "A random operation on a DTensor draws other values than the one before, and the same ones after the same seed.",
+    source="torch.manual_seed; torch/distributed/tensor/_random.py: OffsetBasedRNGTracker",
+)
+@pytest.mark.world(2)
+def test_generators(world: World) -> None:
+    """Whatever the default seed is, equal generators give equal values, and the default generator stays as it is."""
+    drawn: dict[str, Callable[..., Any]] = {
+        "uniform_": lambda x, given: x.uniform_(generator=given),
+        "normal_": lambda x, given: x.normal_(generator=given),
+        "bernoulli_": lambda x, given: x.bernoulli_(0.5, generator=given),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for (name, draw), layout in itertools.product(drawn.items(), (Replicate(), Shard(0))):
+            values, defaults = [], []
+            for seed in 7, 8:
+                x = distribute_tensor(torch.ones(8, 6, device=rank.device), rank.mesh(), [layout], src_data_rank=None)
+                torch.manual_seed(seed)
+                draw(x, torch.Generator(rank.device).manual_seed(1))
+                values.append(x.to_local().tolist())
+                defaults.append(torch.rand(3, device=rank.device).tolist())
+            torch.manual_seed(8)
+            if values[0] != values[1]:
+                wrong.append(f"{name} of {layout} depends on the default generator")
+            if defaults[1] != torch.rand(3, device=rank.device).tolist():
+                wrong.append(f"{name} of {layout} advances the default generator")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
