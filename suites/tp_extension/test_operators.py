@@ -55,6 +55,12 @@ def _scattered(name: str, dim: int, rows: int, columns: int) -> tuple[Operator, 
     return lambda a, i, b: getattr(a, name)(dim, i, b), (A, index, _floats(5, 7, start=4)[:rows])
 
 
+def _part_scattered(dim: int, rows: int, columns: int) -> tuple[Operator, Operands]:
+    """Return scatter_add with positions and a source of one size, as its gradient needs."""
+    operator, (a, index, source) = _scattered("scatter_add", dim, rows, columns)
+    return operator, (a, index, source[:, :columns].clone())
+
+
 FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     "pointwise": {
         "add": (torch.add, (A, ROW)),
@@ -163,6 +169,13 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "sum of a part over columns": _scattered("scatter_add", 1, 2, 3),
         "few columns over rows": _scattered("scatter", -2, 5, 4),
         "few rows over columns": _scattered("scatter", 1, 3, 4),
+    },
+    "gathers": {
+        "gather of few rows over columns": (lambda a, i: a.gather(1, i), (A, _classes(7, 3, 2))),
+        "gather of few columns over rows": (lambda a, i: a.gather(-2, i), (A, _classes(5, 2, 4))),
+    },
+    "sums-of-parts": {
+        "scatter_add of few rows over columns": _part_scattered(-1, 3, 7),
     },
     "equalities": {
         f"{name} {kind}": (lambda a, b, equal=equal: torch.tensor(equal(a, b)), (A, other))
@@ -344,6 +357,7 @@ def _distributed(operand: torch.Tensor, placement: Placement, rank: Rank, mesh: 
     [
         pytest.param(name, marks=pytest.mark.needs(torch=MORE_OPERATORS)) if name in ("dimensions", "dtypes") else name
         for name in FAMILIES
+        if name != "sums-of-parts"  # of which "scatters" tries the like
     ],
 )
 @pytest.mark.world(2)
@@ -380,6 +394,7 @@ DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
     "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses", "losses-of-batches"),
+    "sums-of-parts": ("sums-of-parts",),
 }
 """Families of which the gradients are tried."""
 
