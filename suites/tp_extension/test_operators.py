@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
@@ -388,6 +389,29 @@ def test_operators(world: World, family: str) -> None:
 
     results = world.run(body)
     assert_on_ranks([([], results[0][1])] * world.size, results)
+
+
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_equal_on_other_meshes(world: World) -> None:
+    """Each rank has a mesh of its own; one of them compares equal tensors, and the other does not."""
+
+    def body(rank: Rank) -> list[bool]:
+        mesh = [DeviceMesh(rank.device.type, [i]) for i in range(rank.size)][rank.index]
+        found = []
+        for layout, changed in itertools.product((Replicate(), Shard(0), Shard(1)), range(2)):
+            one = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
+            other = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
+            if rank.index == changed:
+                other.to_local()[-1, -1] += 1
+            found.append(torch.equal(one, other))
+        return found
+
+    assert world.run(body) == [[False, True] * 3, [True, False] * 3]
 
 
 DIFFERENTIABLE = {
