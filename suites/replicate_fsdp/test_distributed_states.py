@@ -105,6 +105,17 @@ def test_settings(world: World, stack: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-04",
+    "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.world(2)
+def test_strictness_of_full_states(world: World) -> None:
+    """Every rank has the full state, which lacks a parameter or a buffer."""
+    world.run(lambda rank: states.check_strictness_of_full(rank, replicated))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
