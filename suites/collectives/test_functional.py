@@ -180,6 +180,33 @@ def test_dtypes_of_lists(world: World) -> None:
 
 
 @requirement(
+    "COLL-FUNC-09",
+    "A functional collective of a list gives for each tensor what the collective of one tensor gives.",
+    source="torch.distributed._functional_collectives: all_reduce_coalesced, all_gather_single_coalesced, "
+    "all_gather_into_tensor_coalesced, reduce_scatter_single_coalesced, reduce_scatter_tensor_coalesced",
+)
+@pytest.mark.world(2)
+def test_values_of_gathered_dtypes(world: World) -> None:
+    """Gather a tensor after one of a dtype that can't hold its numbers, unless the list is refused."""
+    pairs = [(torch.float32, torch.float64), (torch.int32, torch.int64), (torch.bfloat16, torch.float32)]
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for one, other in pairs:
+            given = [torch.arange(3.0, device=rank.device).add(rank.index + 1).to(dtype) for dtype in (one, other)]
+            try:
+                results = of_list("all_gather_into_tensor_coalesced", given, "", dist.group.WORLD)
+            except (RuntimeError, ValueError, TypeError):
+                continue
+            found = [functional.wait_tensor(result).tolist() for result in results]
+            if found != [[1, 2, 3, 2, 3, 4]] * 2:
+                wrong.append(f"{one}, {other}")
+        return wrong
+
+    assert world.run(body) == [[]] * 2
+
+
+@requirement(
     "COLL-FUNC-10",
     "Functional collectives give the same results under their shorter names.",
     source="torch.distributed._functional_collectives: all_gather_single, all_gather_single_autograd, "

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional, unwaited
@@ -173,7 +174,7 @@ def test_layouts_of_gradients(world: World, way: str) -> None:
 
     def body(name: str, rank: Rank, call: Callable[..., list[torch.Tensor]]) -> None:
         if name == "gather":
-            return  # its backward scatters the gradients as they are, and COLL-LAYOUT-01 is about that
+            return  # test_layouts_of_gathered_gradients is about it
         pairs = torch.tensor([1.0, 3.0], device=rank.device)
         for layout in ("expanded", "stepped"):
             x = data(name, rank).requires_grad_()
@@ -193,6 +194,38 @@ def test_layouts_of_gradients(world: World, way: str) -> None:
             assert_same(right, x.grad, f"{name}, {layout}")
 
     each(world, way, body)
+
+
+@requirement(
+    "COLL-GRAD-05",
+    "A collective's backward accepts an expanded gradient, such as the gradient of a sum.",
+    source="torch.Tensor.sum: its gradient is expanded",
+)
+@requirement(
+    "COLL-GRAD-14",
+    "A collective's backward accepts a gradient with any strides, whose elements have the effect of contiguous ones.",
+    source="torch.distributed.nn.functional; torch.distributed._functional_collectives; torch.autograd.backward",
+)
+@pytest.mark.parametrize("layout", ["expanded", "stepped"])
+@pytest.mark.world(2)
+def test_layouts_of_gathered_gradients(world: World, layout: str) -> None:
+    """The root gives all elements of a part one number, or numbers that do not lie side by side."""
+
+    def body(rank: Rank) -> None:
+        x = torch.zeros(4, device=rank.device).requires_grad_()
+        parts: Any = differentiable.gather(x, 0)
+        gradients = [
+            torch.tensor(i + 1.0, device=rank.device).expand(4)
+            if layout == "expanded"
+            else (torch.arange(12.0, device=rank.device) + i)[::3]
+            for i in range(rank.size)
+        ]
+        torch.autograd.backward(list(parts), gradients)
+        right = torch.full((4,), rank.index + 1.0) if layout == "expanded" else torch.arange(12.0)[::3] + rank.index
+        assert x.grad is not None
+        assert_same(right.contiguous(), x.grad, "gradient")
+
+    world.run(body)
 
 
 def _to_base_four(value: float) -> float:

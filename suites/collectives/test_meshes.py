@@ -394,6 +394,23 @@ def test_backend_of_a_dimension(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-MESH-16",
+    "backend_override gives a dimension of a mesh groups of its own with that backend, by number or by name.",
+    source="torch.distributed.device_mesh.init_device_mesh: backend_override",
+)
+@spmd(2)
+def test_override_stays(rank: Rank) -> None:
+    """Name a dimension or number it; a second mesh with the same argument has groups of its own as well."""
+    backend = dist.get_backend()
+    for override in ({"a": backend}, {0: backend}, {0: (backend, None)}):
+        given: Any = dict(override)
+        for _ in range(2):
+            mesh = init_device_mesh(rank.device.type, (2,), mesh_dim_names=("a",), backend_override=given)
+            assert given == override, f"{given} after {override}"
+            assert mesh.get_group() is not dist.group.WORLD
+
+
+@requirement(
     "COLL-MESH-17",
     "A dimension of a mesh can be divided into several, whose ranks are those of the dimension in their order.",
     source="torch/distributed/device_mesh.py: _unflatten",

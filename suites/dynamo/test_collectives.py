@@ -495,3 +495,27 @@ def test_threads(world: World) -> None:
         assert counter.graphs == 2
 
     world.run(body)
+
+
+@requirement(
+    "DYN-COLL-07",
+    "The gradient of a functional collective, compiled or not, is the transposed collective of the gradients.",
+    source="torch/distributed/_functional_collectives.py: register_autograd",
+)
+@pytest.mark.world(2)
+def test_gradient_of_broadcast(world: World) -> None:
+    """It has what the uncompiled one has, and the tests of functional collectives say what that is."""
+
+    def body(rank: Rank) -> tuple[Any, Any]:
+        def weighted(x: torch.Tensor) -> torch.Tensor:
+            return functional.broadcast(x, 0, dist.group.WORLD) * (rank.index + 3)
+
+        found = []
+        for function in weighted, dynamo.compiled(weighted)[0]:
+            x = torch.ones(2, device=rank.device, requires_grad=True)
+            function(x).sum().backward()
+            found.append(None if x.grad is None else (x.grad + 0).tolist())
+        return found[0], found[1]
+
+    for uncompiled, compiled in world.run(body):
+        assert compiled == uncompiled, f"gradient of the compiled broadcast: {compiled}"

@@ -98,9 +98,7 @@ def views(x: torch.Tensor) -> list[torch.Tensor]:
     source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor; torch/_functorch/_aot_autograd: "
     "tangents; test_c10d_functional_native.py: test_act_compile_backward_tangent_mismatch",
 )
-@pytest.mark.skipif(
-    runs_with("<2.13"), reason="before 2.13, views of pending results have no gradient there"
-)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, views of pending results have no gradient there")
 @pytest.mark.world(2)
 def test_gradients_of_views(world: World) -> None:
     """Use one of the views or all; what is given is pending, waited for, and pending again."""

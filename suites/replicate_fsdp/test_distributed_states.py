@@ -105,6 +105,29 @@ def test_settings(world: World, stack: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-04",
+    "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.world(2)
+def test_strictness_of_full_states(world: World) -> None:
+    """Every rank has the full state, which lacks a parameter or a buffer."""
+    world.run(lambda rank: states.check_strictness_of_full(rank, replicated))
+
+
+@requirement(
+    "RFSDP-SAVED-01",
+    "Settings that a scheduler or a user added to an optimizer's groups are saved and loaded, of empty groups as well.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("how", ["full", "full-from-rank-0"])
+@pytest.mark.world(2)
+def test_new_settings(world: World, how: str) -> None:
+    """Load a full state into an optimizer that has none of these settings."""
+    world.run(lambda rank: states.check_setting(rank, replicated, how, scheduled=False))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",

@@ -433,3 +433,28 @@ def test_counts_of_modules(world: World) -> None:
             ]
 
     world.run(body)
+
+
+@requirement(
+    "TP-COMM-01",
+    "A CommDebugMode counts the collectives of its last use, and neither those before nor those after it.",
+    source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts, get_total_counts",
+)
+@pytest.mark.world(2)
+def test_several_calls(world: World) -> None:
+    """Call the outermost module twice, and again after the mode."""
+
+    def body(rank: Rank) -> None:
+        plan: Any = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)).to(rank.device)
+        parallelize_module(model, rank.mesh(), plan)
+        x = torch.ones(2, 4, device=rank.device)
+        with CommDebugMode() as mode:
+            outputs = [model(x) for _ in range(2)]
+        outputs.append(model(x))
+        assert mode.get_total_counts() == 2
+        assert issued(mode) == {"all_reduce": 2}
+        for output in outputs[1:]:
+            assert_same(outputs[0].detach().cpu(), output.detach(), "output")
+
+    world.run(body)

@@ -397,3 +397,24 @@ def test_refused_parts(world: World) -> None:
                 DTensor.from_local(wrong, mesh, [Shard(0)], run_check=True)
 
     world.run(body)
+
+
+@requirement(
+    "TP-MAKE-06",
+    "from_local with run_check=True gives the replicas on each mesh dimension the data of its first rank.",
+    source=f"{SOURCE}.DTensor.from_local: run_check",
+)
+@pytest.mark.world(2)
+def test_checks_of_other_meshes(world: World) -> None:
+    """Each rank has a mesh of its own, and a part of another dtype, size or requires_grad than the other rank."""
+
+    def body(rank: Rank) -> None:
+        mesh = [DeviceMesh(rank.device.type, [i]) for i in range(rank.size)][rank.index]
+        x = numbers(3, 3).to(rank.device)
+        parts = (x.double() if rank.index else x, x[rank.index :], x.clone().requires_grad_(rank.index == 0))
+        for own in parts:
+            for layout in Replicate(), Shard(0), Partial():
+                checked = DTensor.from_local(own, mesh, [layout], run_check=True)
+                assert_same(own.detach().cpu(), checked.to_local().detach(), f"{layout}")
+
+    world.run(body)

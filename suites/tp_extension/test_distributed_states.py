@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from fixtures import states
 from fixtures.clipping import check_clipping
 from fixtures.scaling import check_scaling
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
@@ -121,6 +121,31 @@ def test_states_of_fsdp(world: World) -> None:
             other = made(-2.0, apart, False)  # PyTorch 2.13 refuses to load into a checkpointed layer
             set_model_state_dict(other, states.copied(found))
             states.assert_equal(expected, states.whole(get_model_state_dict(other)), f"{what}: loaded")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-DICT-03",
+    "A tensor-parallel model and an optimizer that a state dict was loaded into train on as the saved ones.",
+    source=f"{SOURCE}: set_state_dict, set_model_state_dict, set_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("source", ["every-rank", "rank-0"])
+@pytest.mark.world(4)
+def test_full_states_of_uneven_parts(world: World, source: str) -> None:
+    """Two tensor-parallel ranks have three rows each, of which two data-parallel ranks have two and one."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        model = nn.Linear(4, 6, bias=False).to(rank.device)
+        parallelize_module(model, mesh["tp"], ColwiseParallel())
+        fully_shard(model, mesh=mesh["dp"])
+        whole = torch.arange(24.0, device=rank.device).view(6, 4)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=source == "rank-0")
+        given = {} if source == "rank-0" and rank.index else {"weight": whole}
+        set_model_state_dict(model, given, options=options)
+        weight: Any = model.weight
+        assert_same(whole.cpu(), weight.full_tensor().detach(), "weight")
 
     world.run(body)
 

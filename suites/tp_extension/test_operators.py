@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
@@ -40,6 +41,12 @@ def _scattered(name: str, dim: int, rows: int, columns: int) -> tuple[Operator, 
     """Return a function of A, positions (for up to four columns, none twice along a dimension) and a source."""
     index = (torch.arange(rows)[:, None] + 2 * torch.arange(columns)).remainder(5)
     return lambda a, i, b: getattr(a, name)(dim, i, b), (A, index, floats(5, 7, start=4)[:rows])
+
+
+def _part_scattered(dim: int, rows: int, columns: int) -> tuple[Operator, Operands]:
+    """Return scatter_add with positions and a source of one size, as its gradient needs."""
+    operator, (a, index, source) = _scattered("scatter_add", dim, rows, columns)
+    return operator, (a, index, source[:, :columns].clone())
 
 
 FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
@@ -150,6 +157,13 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "sum of a part over columns": _scattered("scatter_add", 1, 2, 3),
         "few columns over rows": _scattered("scatter", -2, 5, 4),
         "few rows over columns": _scattered("scatter", 1, 3, 4),
+    },
+    "gathers": {
+        "gather of few rows over columns": (lambda a, i: a.gather(1, i), (A, classes(7, 3, 2))),
+        "gather of few columns over rows": (lambda a, i: a.gather(-2, i), (A, classes(5, 2, 4))),
+    },
+    "sums-of-parts": {
+        "scatter_add of few rows over columns": _part_scattered(-1, 3, 7),
     },
     "equalities": {
         f"{name} {kind}": (lambda a, b, equal=equal: torch.tensor(equal(a, b)), (A, other))
@@ -290,10 +304,6 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "item": (lambda a: torch.tensor(a.sum().item()), (A,)),
         "item of a maximum": (lambda a: torch.tensor(a.amax().item()), (A,)),
     },
-    "narrow-gathers": {
-        "gather of columns": (lambda a, i: a.gather(0, i), (A, classes(5, 3, 3))),
-        "gather of rows": (lambda a, i: a.gather(1, i), (A, classes(7, 2, 4))),
-    },
     "pending-weights": {
         "lerp": (torch.lerp, (ROW, ROW + 1, floats(7, start=1))),
         "addcdiv": (torch.addcdiv, (ROW, ROW + 1, floats(7, start=1).abs() + 1)),
@@ -338,6 +348,7 @@ def _placements(operands: Operands, family: str) -> Iterable[tuple[Placement, ..
     [
         pytest.param(name, marks=pytest.mark.needs(torch=MORE_OPERATORS)) if name in ("dimensions", "dtypes") else name
         for name in FAMILIES
+        if name != "sums-of-parts"  # of which "scatters" tries the like
     ],
 )
 @pytest.mark.world(2)
@@ -370,12 +381,36 @@ def test_operators(world: World, family: str) -> None:
     assert_on_ranks([([], results[0][1])] * world.size, results)
 
 
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_equal_on_other_meshes(world: World) -> None:
+    """Each rank has a mesh of its own; one of them compares equal tensors, and the other does not."""
+
+    def body(rank: Rank) -> list[bool]:
+        mesh = [DeviceMesh(rank.device.type, [i]) for i in range(rank.size)][rank.index]
+        found = []
+        for layout, changed in itertools.product((Replicate(), Shard(0), Shard(1)), range(2)):
+            one = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
+            other = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
+            if rank.index == changed:
+                other.to_local()[-1, -1] += 1
+            found.append(torch.equal(one, other))
+        return found
+
+    assert world.run(body) == [[False, True] * 3, [True, False] * 3]
+
+
 DIFFERENTIABLE = {
     "values": ("pointwise", "of-sums", "scans"),
     "elements": ("views", "indexing", "slices"),
     "layers": ("products", "normalization", "losses", "losses-of-batches"),
     "weights": ("pending-weights",),
     "counts": ("counted-embeddings",),
+    "sums-of-parts": ("sums-of-parts",),
 }
 """Families of which the gradients are tried."""
 

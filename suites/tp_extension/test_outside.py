@@ -99,3 +99,27 @@ def test_outside(world: World) -> None:
                 assert made(layout).equal(other) == (changed is None), f"{layout}, rank {changed} has another value"
 
     world.run(body)
+
+
+@requirement(
+    "TP-OUT-01",
+    "On a rank outside its mesh, a DTensor has the whole's size but no elements, and what is done with it neither "
+    "computes nor communicates.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_backward(world: World) -> None:
+    """The mesh has the first of two ranks; both run the backwards of elements and of a sum, in each layout."""
+
+    def body(rank: Rank) -> None:
+        mesh = DeviceMesh(rank.device.type, [0])
+        for layout, total in itertools.product(LAYOUTS[:3], (False, True)):
+            local = torch.ones(2, 3, device=rank.device, requires_grad=True)
+            given: Any = DTensor.from_local(local, mesh, [layout]) * 2
+            (given.sum() if total else given).to_local().sum().backward()
+            right = torch.full((2, 3), 2.0 * (rank.index == 0))
+            found = torch.zeros_like(local) if local.grad is None and rank.index else local.grad
+            assert found is not None
+            assert_same(right, found, f"gradient, {layout}, {total=}")
+
+    world.run(body)

@@ -12,9 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.limit import runs_with
 
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
+NO_MULTINOMIAL = pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, DTensor has no multinomial")
 DRAWN: dict[str, Callable[[DTensor], Any]] = {
     "rand_like": torch.rand_like,
     "randn_like": torch.randn_like,
@@ -67,14 +69,14 @@ def test_replicas(world: World) -> None:
     "multinomial of a DTensor draws from each row's own probabilities, in the placements of a sharded batch.",
     source="torch.multinomial; torch.distributed.tensor.DTensor",
 )
-@pytest.mark.needs(torch=MORE_OPERATORS)
+@NO_MULTINOMIAL
 @pytest.mark.world(2)
 def test_multinomial(world: World) -> None:
     """Rows allow as many of the categories as are drawn; they are sharded, whole, or have sharded categories."""
 
     def body(rank: Rank) -> dict[str, Any]:
         drawn = {}
-        # the sizes differ by count, because PyTorch 2.13 gives the shape of an earlier count for equal sizes
+        # the sizes differ by count, because test_counts_of_samples is about equal ones
         for layout, (count, size) in itertools.product((Shard(0), Shard(1), Replicate()), ((1, 7), (2, 8), (3, 9))):
             torch.manual_seed(7)
             chances, rows = torch.zeros(size, 6), torch.arange(size)
@@ -96,3 +98,61 @@ def test_multinomial(world: World) -> None:
 
     results = world.run(body)
     assert_on_ranks([results[0]] * world.size, results)
+
+
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@NO_MULTINOMIAL
+@pytest.mark.world(2)
+def test_counts_of_samples(world: World) -> None:
+    """Draw several numbers of samples from the same rows, whose probabilities are sharded, whole, or cut."""
+
+    def body(rank: Rank) -> dict[str, tuple[Any, Any]]:
+        found = {}
+        for layout in Shard(0), Shard(1), Replicate():
+            given = distribute_tensor(torch.ones(7, 6, device=rank.device), rank.mesh(), [layout], src_data_rank=None)
+            for count in 1, 3, 2:
+                drawn: Any = torch.multinomial(given, count)
+                found[f"{layout}, {count}"] = (tuple(drawn.shape), tuple(drawn.full_tensor().shape))
+        return found
+
+    cases = itertools.product((Shard(0), Shard(1), Replicate()), (1, 3, 2))
+    right = {f"{layout}, {count}": ((7, count), (7, count)) for layout, count in cases}
+    assert_on_ranks([right] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-RAND-02",
+    "A random operation on a DTensor draws other values than the one before, and the same ones after the same seed.",
+    source="torch.manual_seed; torch/distributed/tensor/_random.py: OffsetBasedRNGTracker",
+)
+@pytest.mark.world(2)
+def test_generators(world: World) -> None:
+    """Whatever the default seed is, equal generators give equal values, and the default generator stays as it is."""
+    drawn: dict[str, Callable[..., Any]] = {
+        "uniform_": lambda x, given: x.uniform_(generator=given),
+        "normal_": lambda x, given: x.normal_(generator=given),
+        "bernoulli_": lambda x, given: x.bernoulli_(0.5, generator=given),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for (name, draw), layout in itertools.product(drawn.items(), (Replicate(), Shard(0))):
+            values, defaults = [], []
+            for seed in 7, 8:
+                x = distribute_tensor(torch.ones(8, 6, device=rank.device), rank.mesh(), [layout], src_data_rank=None)
+                torch.manual_seed(seed)
+                draw(x, torch.Generator(rank.device).manual_seed(1))
+                values.append(x.to_local().tolist())
+                defaults.append(torch.rand(3, device=rank.device).tolist())
+            torch.manual_seed(8)
+            if values[0] != values[1]:
+                wrong.append(f"{name} of {layout} depends on the default generator")
+            if defaults[1] != torch.rand(3, device=rank.device).tolist():
+                wrong.append(f"{name} of {layout} advances the default generator")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))

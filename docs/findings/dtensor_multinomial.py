@@ -1,7 +1,7 @@
-# gather() by an index that is narrower than the DTensor's sharded dimension silently takes other columns
+# multinomial of a sharded DTensor silently has the shape of an earlier call with another number of samples
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
-# Run:  torchrun --standalone --nproc-per-node=2 dtensor_narrow_gather.py
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_multinomial.py
 # It exits with 1 where the defect is there.
 
 import sys
@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -25,9 +25,9 @@ def report(expected: object, observed: object) -> None:
     sys.exit(1 if bad.item() else 0)
 
 
-mesh = init_device_mesh("cpu", (2,))
-x = torch.arange(8.0).reshape(2, 4)
-index = torch.tensor([[1, 0]])
-expected = x.gather(0, index).tolist()
-found = distribute_tensor(x, mesh, [Shard(1)]).gather(0, distribute_tensor(index, mesh, [Replicate()]))
-report(expected, found.full_tensor().tolist())
+chances = distribute_tensor(torch.ones(7, 6), init_device_mesh("cpu", (size,)), [Shard(0)])
+try:
+    torch.multinomial(chances, 1)
+except NotImplementedError:
+    sys.exit(0)  # DTensor has it since 2.13
+report((7, 3), tuple(torch.multinomial(chances, 3).shape))
