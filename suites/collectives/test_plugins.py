@@ -36,8 +36,7 @@ def options_of(arguments: tuple[Any, ...]) -> dict[str, Any]:
     "COLL-PLUGIN-01",
     "A backend in Python gets each collective or message with its tensors, root, operation or tag, and its Work is "
     "waited for or returned.",
-    source="torch.distributed.Backend.register_backend; test_c10d_common.py: PythonProcessGroupExtensionTest; "
-    "test_c10d_pypg.py: TestBatchSendRecv",
+    source="torch.distributed.Backend.register_backend; test_c10d_common.py: PythonProcessGroupExtensionTest",
 )
 @pytest.mark.world(3, warm=False)
 def test_calls(world: World) -> None:
@@ -149,12 +148,6 @@ def test_calls(world: World) -> None:
         ):
             assert check(what, call, [t], {"numbers": numbers}) is backend.works[0]
             assert backend.works[0].waits == 0, what
-        backend.calls.clear()
-        backend.works.clear()
-        ops = [dist.P2POp(dist.isend, t, peer, group, 7), dist.P2POp(dist.irecv, whole, peer, group, 8)]
-        assert dist.batch_isend_irecv(ops) == backend.works
-        assert [kind for kind, _ in backend.calls] == ["send", "recv"]
-        assert [options_of(arguments)["numbers"] for _, arguments in backend.calls] == [[there, 7], [there, 8]]
         backend.works.clear()
         with coalescing_manager(group, async_ops=True) as manager:
             for tensor in (t, whole):
@@ -177,6 +170,55 @@ def test_calls(world: World) -> None:
             seen = options_of(backend.calls[0][1])
             assert seen.get("reduceOp", best) == best, kind
             assert seen.get("rootRank", last) == last, kind
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-PLUGIN-04",
+    "batch_isend_irecv calls a Python group's send or recv for each operation with its tensor, peer and tag, "
+    "returning their Works in order.",
+    source="torch.distributed.Backend.register_backend; torch.distributed.batch_isend_irecv; test_c10d_pypg.py: "
+    "TestBatchSendRecv",
+)
+@pytest.mark.world(3, warm=False)
+def test_batches(world: World) -> None:
+    """Send to and receive from the next member, in the world and in a group without rank 0; take the works."""
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+        made: list[Recording] = []
+
+        def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Recording:
+            made.append(Recording(index, size))
+            return made[-1]
+
+        dist.Backend.register_backend("recording", make, devices=[rank.device.type])
+        store = dist.PrefixStore("recording", rank.store)
+        dist.init_process_group("recording", store=store, rank=rank.index, world_size=3)
+        dist.new_group([1, 2])
+        for backend, ranks in zip(made, ([0, 1, 2], [1, 2]), strict=False):
+            there = (ranks.index(rank.index) + 1) % len(ranks)
+            peer = ranks[there]
+            sent, received = torch.ones(2, device=rank.device), torch.ones(6, device=rank.device)
+            ops = [
+                dist.P2POp(dist.isend, sent, peer, backend, 7),
+                dist.P2POp(dist.irecv, received, peer, backend, 8),
+                dist.P2POp(dist.irecv, sent, group=backend, group_peer=there),
+            ]
+            works = dist.batch_isend_irecv(ops)
+            assert len(works) == 3
+            assert all(one is another for one, another in zip(works, backend.works, strict=True))
+            assert {work.waits for work in backend.works} == {0}
+            assert [kind for kind, _ in backend.calls] == ["send", "recv", "recv"]
+            for (_, arguments), tensor, tag in zip(backend.calls, (sent, received, sent), (7, 8, 0), strict=True):
+                (found,) = tensors_in(arguments)
+                assert found is tensor
+                assert options_of(arguments)["numbers"] == [there, tag]
+        dist.destroy_process_group()
+        store = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3)
 
     world.run(body)
 

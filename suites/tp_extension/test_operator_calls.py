@@ -192,7 +192,7 @@ def test_views(world: World) -> None:
         for rows, placement, (name, view) in itertools.product(
             (3, 4, 1), (Replicate(), Shard(0), Partial()), KEPT.items()
         ):
-            if name == "split" and rows == 1 and runs_with(">=2.15"):  # which gathers a row that a rank lacks
+            if name == "split" and rows == 1 and runs_with(">=2.14"):  # which gathers a row that a rank lacks
                 continue
             whole = floats(rows, 4, 6).to(rank.device)
             if name == "view":
@@ -410,7 +410,7 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
 }
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
-if runs_with(">=2.15"):  # which counts the targets of all ranks first, and gathers what a distance is of
+if runs_with(">=2.14"):  # which counts the targets of all ranks first, and gathers what a distance is of
     del FREE["mean of cross_entropy"], FREE["dist"]
 
 

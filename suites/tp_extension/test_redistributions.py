@@ -128,7 +128,7 @@ def test_collectives_over_flattened_dimensions(world: World) -> None:
 
 
 def check_made_partial(tensor: DTensor, target: Sequence[Placement]) -> None:
-    """Assert that redistribute is refused without communication, or gives parts of the same values, as since 2.15."""
+    """Assert that redistribute is refused without communication, or gives parts of the same values, as since 2.14."""
     what = f"{tensor.placements} to {target}"
     at = messages.mark()
     try:
@@ -136,7 +136,7 @@ def check_made_partial(tensor: DTensor, target: Sequence[Placement]) -> None:
     except RuntimeError:
         assert not messages.since(at), what
         return
-    assert runs_with(">=2.15"), f"{what}: not refused"
+    assert runs_with(">=2.14"), f"{what}: not refused"
     assert moved.placements == tuple(target), what
     assert_same(tensor.full_tensor() + 0, moved.full_tensor() + 0, what)
 

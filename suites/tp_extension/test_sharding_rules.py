@@ -31,8 +31,7 @@ def placed(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
 
 @requirement(
     "TP-RULE-01",
-    "An operator that is registered with register_sharding, new or known to DTensor, gets and gives placements that "
-    "its function offers.",
+    "An operator that is new to DTensor gets and gives placements that its function of register_sharding offers.",
     source="torch.distributed.tensor.experimental.register_sharding",
 )
 @requirement(
@@ -42,7 +41,7 @@ def placed(whole: torch.Tensor, rank: Rank, layout: Placement) -> DTensor:
 )
 @pytest.mark.world(2)
 def test_registered(world: World) -> None:
-    """Register operators with a leading name, numbers, keywords, lists and two results; then one that DTensor has."""
+    """Register operators with a leading name, numbers, keywords, lists and two results."""
 
     def body(rank: Rank) -> None:
         library = torch.library.Library("concord_rules", "FRAGMENT")
@@ -88,17 +87,35 @@ def test_registered(world: World) -> None:
                 assert result.placements in ((WHOLE,), (ROWS,))
                 assert_same(whole * count * 5, result.full_tensor() + 0, f"{count} of {layout}")
 
-        before = placed(whole, rank, ROWS).cumsum(1)
-        assert before.placements == (ROWS,)
+    world.run(body)
 
-        @register_sharding(torch.ops.aten.cumsum.default)
-        def replicated(x: Any, dim: int) -> list[Any]:
-            return [([WHOLE], [WHOLE, None])]
+
+@requirement(
+    "TP-RULE-04",
+    "An operator that DTensor knows gets and gives only the placements that a function of register_sharding offers "
+    "for it.",
+    source="torch.distributed.tensor.experimental.register_sharding: will override the default sharding strategy",
+)
+@pytest.mark.parametrize("name", ["unsqueeze", "cumsum", "neg"])
+@pytest.mark.world(2)
+def test_registered_anew(world: World, name: str) -> None:
+    """Offer only whole tensors for a view, a scan or a pointwise operator that has kept other shards just before."""
+
+    def call(x: Any, dim: int) -> Any:
+        return x.neg() if name == "neg" else getattr(x, name)(dim)
+
+    def body(rank: Rank) -> None:
+        whole = numbers(4, 6).to(rank.device) * 2
+        assert call(placed(whole, rank, ROWS), 1).placements == (ROWS,)
+
+        @register_sharding(getattr(torch.ops.aten, name).default)
+        def replicated(x: Any, *dims: int) -> list[Any]:
+            return [([WHOLE], [WHOLE, *(None for _ in dims)])]
 
         for layout in COLUMNS, SUM:
-            found = placed(whole, rank, layout).cumsum(0)
-            assert found.placements == (WHOLE,), layout
-            assert_same(whole.cumsum(0), found.to_local() + 0, f"sums of {layout}")
+            found = call(placed(whole, rank, layout), 0)
+            assert found.placements == (WHOLE,), f"{name} of {layout} gives {found.placements}"
+            assert_same(call(whole, 0), found.to_local() + 0, f"{name} of {layout}")
 
     world.run(body)
 
