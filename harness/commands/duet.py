@@ -348,8 +348,7 @@ def _count(duet: Duet) -> None:
             how = "more" if change.more else "less"
             typer.echo(one_line(f"B needs {how}: {change} in {duet.state.begun.series[series].name}"))
 
-    left = len(duet.state.begun.series) - len(duet.state.counts)
-    if left:
+    if left := len(duet.state.to_count):
         typer.echo(f"counts what {left} series need, on {SETS} sets of fresh ranks of each side")
     try:
         duet.count(told)

@@ -71,7 +71,7 @@ Table = Mapping[str, File]
 
 def parse(text: str, file: str) -> Table:
     """Parse the table of one stack.  ``file``: its name in messages.  Errors: :class:`TableError`."""
-    return {name: _file(body, f"{file}: {name}") for name, body in document(text, file).items()}
+    return {name: _file(name, body, f"{file}: {name}") for name, body in document(text, file).items()}
 
 
 def read(root: Path) -> dict[str, Table]:
@@ -79,20 +79,20 @@ def read(root: Path) -> dict[str, Table]:
     return read_all(root / FOLDER, parse)
 
 
-def _file(body: Any, where: str) -> File:
+def _file(name: str, body: Any, where: str) -> File:
     if not isinstance(body, dict):
         raise TableError(f"{where}: must be a table of tests")
-    if not _FILE.fullmatch(where.partition(": ")[2]):
+    if not _FILE.fullmatch(name):
         raise TableError(f"{where}: must be a file of PyTorch such as 'test/distributed/test_store.py'")
     rest = dict(body)
     version = words(rest.pop(_VERSION, None), f"{where}: {_VERSION}")
     if not rest:
         raise TableError(f"{where}: needs a test")
-    return File(version, {name: _test(each, f"{where}: {name}") for name, each in rest.items()})
+    return File(version, {test: _test(test, each, f"{where}: {test}") for test, each in rest.items()})
 
 
-def _test(body: Any, where: str) -> Test:
-    if not _TEST.fullmatch(where.rpartition(": ")[2]):
+def _test(name: str, body: Any, where: str) -> Test:
+    if not _TEST.fullmatch(name):
         raise TableError(f"{where}: must be a test such as 'StoreTest.test_get', with '*' for all of a class")
     if not isinstance(body, list) or not body:
         raise TableError(f"{where}: must be a list of requirements and reasons")

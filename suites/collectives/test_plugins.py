@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,31 @@ def options_of(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def recorded(rank: Rank) -> Iterator[list[tuple[Recording, list[int]]]]:
+    """Yield a recording backend of three ranks, which replaces the world meanwhile, and one of those without rank 0.
+
+    Each comes with the ranks of its group; rank 0 has the first alone.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    made: list[Recording] = []
+
+    def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Recording:
+        made.append(Recording(index, size))
+        return made[-1]
+
+    dist.Backend.register_backend("recording", make, devices=[rank.device.type])
+    store = dist.PrefixStore("recording", rank.store)
+    dist.init_process_group("recording", store=store, rank=rank.index, world_size=3)
+    dist.new_group([1, 2])
+    yield list(zip(made, ([0, 1, 2], [1, 2]), strict=False))
+    assert len(made) == (1 if rank.index == 0 else 2)
+    dist.destroy_process_group()
+    store = dist.PrefixStore("back", rank.store)
+    dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3)
+
+
 @requirement(
     "COLL-PLUGIN-01",
     "A backend in Python gets each collective or message with its tensors, root, operation or tag, and its Work is "
@@ -43,29 +69,14 @@ def test_calls(world: World) -> None:
     """Call everything in the world and in a group without rank 0, at once or in flight, also in other forms."""
 
     def body(rank: Rank) -> None:
-        dist.barrier()
-        dist.destroy_process_group()
-        made: list[Recording] = []
-
-        def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Recording:
-            made.append(Recording(index, size))
-            return made[-1]
-
-        dist.Backend.register_backend("recording", make, devices=[rank.device.type])
-        store = dist.PrefixStore("recording", rank.store)
-        dist.init_process_group("recording", store=store, rank=rank.index, world_size=3)
-        dist.new_group([1, 2])
-        for backend, ranks in zip(made, ([0, 1, 2], [1, 2]), strict=False):
-            assert (backend.rank(), backend.size(), backend.name()) == (
-                ranks.index(rank.index),
-                len(ranks),
-                "recording",
-            )
-            _called(rank, backend, ranks)
-        assert len(made) == (1 if rank.index == 0 else 2)
-        dist.destroy_process_group()
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3)
+        with recorded(rank) as made:
+            for backend, ranks in made:
+                assert (backend.rank(), backend.size(), backend.name()) == (
+                    ranks.index(rank.index),
+                    len(ranks),
+                    "recording",
+                )
+                _called(rank, backend, ranks)
 
     def _called(rank: Rank, backend: Recording, ranks: list[int]) -> None:
         size, group = len(ranks), backend
@@ -186,39 +197,25 @@ def test_batches(world: World) -> None:
     """Send to and receive from the next member, in the world and in a group without rank 0; take the works."""
 
     def body(rank: Rank) -> None:
-        dist.barrier()
-        dist.destroy_process_group()
-        made: list[Recording] = []
-
-        def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Recording:
-            made.append(Recording(index, size))
-            return made[-1]
-
-        dist.Backend.register_backend("recording", make, devices=[rank.device.type])
-        store = dist.PrefixStore("recording", rank.store)
-        dist.init_process_group("recording", store=store, rank=rank.index, world_size=3)
-        dist.new_group([1, 2])
-        for backend, ranks in zip(made, ([0, 1, 2], [1, 2]), strict=False):
-            there = (ranks.index(rank.index) + 1) % len(ranks)
-            peer = ranks[there]
-            sent, received = torch.ones(2, device=rank.device), torch.ones(6, device=rank.device)
-            ops = [
-                dist.P2POp(dist.isend, sent, peer, backend, 7),
-                dist.P2POp(dist.irecv, received, peer, backend, 8),
-                dist.P2POp(dist.irecv, sent, group=backend, group_peer=there),
-            ]
-            works = dist.batch_isend_irecv(ops)
-            assert len(works) == 3
-            assert all(one is another for one, another in zip(works, backend.works, strict=True))
-            assert {work.waits for work in backend.works} == {0}
-            assert [kind for kind, _ in backend.calls] == ["send", "recv", "recv"]
-            for (_, arguments), tensor, tag in zip(backend.calls, (sent, received, sent), (7, 8, 0), strict=True):
-                (found,) = tensors_in(arguments)
-                assert found is tensor
-                assert options_of(arguments)["numbers"] == [there, tag]
-        dist.destroy_process_group()
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3)
+        with recorded(rank) as made:
+            for backend, ranks in made:
+                there = (ranks.index(rank.index) + 1) % len(ranks)
+                peer = ranks[there]
+                sent, received = torch.ones(2, device=rank.device), torch.ones(6, device=rank.device)
+                ops = [
+                    dist.P2POp(dist.isend, sent, peer, backend, 7),
+                    dist.P2POp(dist.irecv, received, peer, backend, 8),
+                    dist.P2POp(dist.irecv, sent, group=backend, group_peer=there),
+                ]
+                works = dist.batch_isend_irecv(ops)
+                assert len(works) == 3
+                assert all(one is another for one, another in zip(works, backend.works, strict=True))
+                assert {work.waits for work in backend.works} == {0}
+                assert [kind for kind, _ in backend.calls] == ["send", "recv", "recv"]
+                for (_, arguments), tensor, tag in zip(backend.calls, (sent, received, sent), (7, 8, 0), strict=True):
+                    (found,) = tensors_in(arguments)
+                    assert found is tensor
+                    assert options_of(arguments)["numbers"] == [there, tag]
 
     world.run(body)
 

@@ -106,7 +106,7 @@ class Duet:
         ``told``: called with each series.  Errors: :class:`SideFailed` if a side can't go on.
         """
         draw = random.Random(f"{self._begun.seed} counts")  # noqa: S311 - of turns
-        left = [one for one in range(len(self._begun.series)) if one not in self.state.counts]
+        left = self.state.to_count
         if not left:
             return
         self._servers(left, draw)

@@ -72,6 +72,11 @@ class State:
         return self.decided[series].verdict if series in self.decided else deciding.UNDECIDED
 
     @property
+    def to_count(self) -> list[int]:
+        """The series that nobody has tried to count."""
+        return [i for i in range(len(self.begun.series)) if i not in self.counts]
+
+    @property
     def uncounted(self) -> str:
         """Why a series was not counted; empty if all that were tried were."""
         return next((one.why for one in self.counts.values() if one.why), "")

@@ -42,27 +42,32 @@ class Step:
             raise ValueError(f"{self}: sizes are whole numbers from 1")
 
     @property
-    def model(self) -> str:
-        """Its model, for people."""
-        return f"{self.pairs}x2 of {self.width}, {self.rows} rows"
+    def operation(self) -> str:
+        """The operation of its series."""
+        return f"{STEP}{self.stack}"
 
-    def series(self, world: World, metric: str = "time") -> Series:
-        """Return the series of one metric of this step in a world."""
-        variant = {
+    @property
+    def variant(self) -> tuple[tuple[str, str], ...]:
+        """The variant of its series."""
+        named = {
             "compiled": self.compiler,
             "micro-batches": str(self.micro_batches) if self.micro_batches > 1 else "",
-            "model": self.model,
+            "model": f"{self.pairs}x2 of {self.width}, {self.rows} rows",
             "synced": "last" if self.micro_batches > 1 and not self.synced else "",
             **{name: str(value) for name, value in self.options},
         }
+        return pairs(named)
+
+    def series(self, world: World, metric: str = "time") -> Series:
+        """Return the series of one metric of this step in a world."""
         return Series(
-            operation=f"{STEP}{self.stack}",
+            operation=self.operation,
             metric=metric,
             dtype="float32",
             world=world.size,
             backend=world.spec.backend,
             device=world.spec.device,
-            variant=pairs(variant),
+            variant=self.variant,
         )
 
 
@@ -110,7 +115,7 @@ def eager(asked: Collection[int] = (), more: Collection[str] = ()) -> Iterator[t
 
 def usual_steps(offered: Iterable[Series]) -> list[Series]:
     """Return the usual step of each stack on 2 ranks, of those that are offered."""
-    usual = {(f"{STEP}{step.stack}", pairs({"model": step.model})) for step in map(Step, STACKS)}
+    usual = {(step.operation, step.variant) for step in map(Step, STACKS)}
     return [one for one in offered if one.world == 2 and (one.operation, one.variant) in usual]
 
 
