@@ -149,6 +149,10 @@ class Rank:
             self._meshes[key] = init_device_mesh(self.device.type, shape, mesh_dim_names=key[1])
         return self._meshes[key]
 
+    def forget_meshes(self) -> None:
+        """Make :meth:`mesh` return new meshes from now on."""
+        self._meshes.clear()
+
 
 def main(fds: dict[str, int], listener: int | None) -> None:
     """Run as a rank until the controller closes it.  Called once, in a forked process; never returns."""
@@ -217,6 +221,7 @@ class _RankProcess:
                 monitor.begin_run()
                 self.run(*payload)
             elif kind == "check" and baseline is not None:
+                self.rank.forget_meshes()
                 left = [*self.meet(), *residue.compare(baseline, restore=self.job)]
                 self.send(answers.checked(self.job, left))
             elif kind == "close":

@@ -16,7 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from harness.worlds import switches
+from harness.worlds import meshes, switches
 from harness.worlds.monitor import THREAD_NAME
 from harness.worlds.runtimes import target_of
 from harness.worlds.seeding import seed
@@ -146,6 +146,7 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
         os.environ.clear()
         os.environ.update(before.environ)
         switches.restore(before.switches)
+        meshes.forget_randomness()
         seed()
         dynamo: Any = sys.modules.get("torch._dynamo")
         if dynamo is not None:
@@ -154,9 +155,9 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
 
 
 def _destroy_groups(before: Residue, run: int) -> None:
-    """Destroy the process groups that a test left, in the order in which it made them, unless a mesh is among them.
+    """Destroy the process groups that a test left, in the order in which it made them.
 
-    DTensor's caches, of which each thread has its own, know meshes and so the names of their groups: they stay.
+    Those of a mesh stay as long as anything refers to a mesh, and the others with them.
     Groups are counted for their names, and a test may have made other groups on other ranks: all ranks count on from
     the same number, with which no name comes twice.
     """
@@ -167,7 +168,10 @@ def _destroy_groups(before: Residue, run: int) -> None:
     world.group_count = run * _NAMES_OF_A_RUN
     left = [group for group in world.pg_map if all(group is not known() for known in before.groups)]
     whole = dist.is_initialized() and weakref.ref(dist.group.WORLD) == before.default_group
-    if not left or not whole or _unwaited() or any(group.group_desc.startswith(_OF_A_MESH) for group in left):
+    if not left or not whole or _unwaited():
+        return
+    of_a_mesh = any(group.group_desc.startswith(_OF_A_MESH) for group in left)
+    if of_a_mesh and not meshes.forget(left, on_device=before.device is not None):
         return
     if before.device is not None:
         torch.accelerator.synchronize()

@@ -21,6 +21,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
+from harness.stacks.limit import runs_with
 from tests.worlds.conftest import add_up, all_gone
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -166,7 +167,7 @@ LEFT = {
     "default group": start_again,
     "thread": lambda: threading.Thread(target=threading.Event().wait, daemon=True, name="forgotten").start(),
     "process": lambda: subprocess.Popen(SLEEPER),
-    "mesh": lambda: init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))["a"].get_group(),
+    "mesh": lambda: setattr(dist, "left_mesh", init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))),
     "descriptor": lambda: os.dup(0),
     "collective": lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD) is None,
 }
@@ -274,6 +275,42 @@ def test_groups_that_are_left_go(pool: Pool) -> None:
     assert [sums for _, sums in pool.acquire(spec).run(body)] == [[3.0, 2.0], [3.0, 1.0], [3.0, 2.0]]
     assert pids == [pids[0]] * 3
     assert len(set(names)) == 3
+
+
+KEEPS_MESHES = runs_with("<2.13")
+"""It does not count down references to what operators are called with: gloo's groups of a mesh stay, with sockets."""
+
+
+def test_meshes_that_are_left_go(pool: Pool) -> None:
+    """Groups of meshes are destroyed, and what torch remembers of DTensors on an equal mesh goes with them."""
+    spec = WorldSpec(4, warm=True)
+
+    def body(rank: Rank) -> tuple[list[float], list[float], str]:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = rank.mesh(2, 2, names=("dp", "tp"))
+        a, b = (torch.arange(16.0).reshape(4, 4) + i for i in range(2))
+        left = distribute_tensor(a.requires_grad_(), mesh["tp"], [Shard(1)])
+        (left @ distribute_tensor(b, mesh["tp"], [Shard(0)])).sum().full_tensor().backward()
+        shards = distribute_tensor(b, mesh, [Shard(0), Shard(1)])
+        whole = (shards.redistribute(placements=[Shard(1), Shard(0)]) * 2).full_tensor()
+        grad = left.grad
+        assert grad is not None
+        return grad.full_tensor()[0].tolist(), whole[0].tolist(), mesh["tp"].get_group().group_name
+
+    names, pids = set(), []
+    for _ in range(3):
+        world = pool.acquire(spec)
+        pids.append(world.pids)
+        grad, doubled, name = world.run(body)[0]
+        assert (grad, doubled) == ([10.0, 26.0, 42.0, 58.0], [2.0, 4.0, 6.0, 8.0])
+        names.add(name)
+        left = pool.release(world)
+        assert all("open file descriptors" in sentence for sentence in left)
+        assert bool(left) == KEEPS_MESHES
+    if not KEEPS_MESHES:
+        assert pids == [pids[0]] * 3
+        assert len(names) == 3
 
 
 LAZILY = (("TORCH_GLOO_LAZY_INIT", "1"),)
