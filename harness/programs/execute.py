@@ -170,6 +170,7 @@ def on_rank(rank: Rank, program: Program) -> Outcome:
     kept = remains.alive(patient=promises.frees_model)  # collects garbage
     left += kept if promises.frees_model else []
     took = time.perf_counter() - began  # includes the destruction of process groups that are freed here
-    left += residue.left(before, groups_freed=promises.frees_groups)
+    on_device = rank.device.type != "cpu"
+    left += residue.left(before, groups_freed=promises.frees_groups, on_device=on_device)
     residue.keep()
     return Outcome(seen, tuple(of_rank.graphs), of_rank.launched, of_rank.hooked, tuple(left), took)

@@ -111,22 +111,28 @@ def take() -> State:
         threads_of_torch=torch.get_num_threads(),
         active_ddp=getattr(DistributedDataParallel, "_active_ddp_module", None) is not None,  # only torch's has it
         registered_works=torch._C._distributed_c10d._get_work_registry_size(),
-        # Inductor passes the offset of a tensor's pointer to its compiled code in an environment variable, once per
-        # process.
-        environment={name: value for name, value in os.environ.items() if not name.startswith("_TORCHINDUCTOR_")},
+        environment={name: value for name, value in os.environ.items() if not name.startswith(_OF_INDUCTOR)},
     )
 
+
+_OF_INDUCTOR = ("_TORCHINDUCTOR_", "TRITON_")
+"""How variables begin that Inductor sets once per process, for its compiled code and for Triton."""
 
 _GLOBAL_HOOKS = frozenset(
     n for n, hooks in vars(modules).items() if n.startswith("_global_") and isinstance(hooks, dict)
 )
 
 
-def left(before: State, *, groups_freed: bool = True) -> list[Left]:
+def left(before: State, *, groups_freed: bool = True, on_device: bool = False) -> list[Left]:
     """Return what has changed since ``before``.
 
     ``groups_freed``: whether gloo's threads must have ended, too. They live as long as anything holds their group.
+    ``on_device``: libraries of an accelerator start threads, without names, when they are first needed. These stay.
     """
+    if on_device:
+        own = _own_name()
+        changes = left(before, groups_freed=groups_freed)
+        return [change for change in changes if (change.kind, change.name) != ("threads", own)]
     if not groups_freed:
         of_gloo = _names_of_gloo(before.threads)
         return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(of_gloo))]

@@ -17,6 +17,7 @@ from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import flattened, functional
+from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
 from harness.stacks.training import launched, since
 
@@ -298,9 +299,10 @@ def test_more_made_for_every_rank(world: World) -> None:
         cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
             "group": (summed, (x, dist.group.WORLD)),
             "embedding": (layer, (tokens,)),
-            "random": (lambda d: torch.rand_like(d).to_local(), (shards,)),
-            "dropped": (lambda d: nn.functional.dropout(d).to_local(), (shards,)),
         }
+        if runs_with(">=2.12") or rank.device.type == "cpu":  # 2.11 reads a device's generator while it traces
+            cases["random"] = lambda d: torch.rand_like(d).to_local(), (shards,)
+            cases["dropped"] = lambda d: nn.functional.dropout(d).to_local(), (shards,)
         for name, (function, arguments) in cases.items():
             tracer = Tracer()
             torch.compiler.reset()

@@ -39,10 +39,10 @@ def issued(mode: Any) -> dict[str, int]:
     """Return how often each functional collective was called, by its name without what it is called on."""
     counts: dict[str, int] = {}
     for op, count in mode.get_comm_counts().items():
-        name = next(
-            kind for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "") if kind in str(op)
-        )
-        counts[name or str(op)] = counts.get(name, 0) + count
+        called = str(op).replace("alltoall", "all_to_all")  # on accelerators, shard_dim_alltoall of DTensor's own
+        kinds = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+        name = next((kind for kind in kinds if kind in called), called)
+        counts[name] = counts.get(name, 0) + count
     return counts
 
 

@@ -29,6 +29,7 @@ PRIVATE_TORCH = {
     "harness/worlds/tables.py": "what torch keeps from its first use, made ahead in the server; without it, ranks do",
     "harness/reference/replicate.py": "the registry of composable APIs, and what runs at the end of a backward",
     "harness/reference/replicate_fsdp.py": "the registry, the end of a backward, and the mesh that a dimension is of",
+    "harness/worlds/meshes.py": "no public function empties what DTensor remembers of meshes",
     "harness/reference/tp_extension.py": "sharded tensors, and collectives that have not ended, have no public names",
     "harness/oracles/rounding.py": "every operation of a run is recorded below autograd, which no public mode can",
 }
@@ -66,6 +67,10 @@ NAMED = {
         "fake",
     ): "the backend with which one process pretends to be a rank of many",
     ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
+    (
+        "suites/collectives/test_beginnings.py",
+        "gloo",
+    ): "it connects ranks when a group begins, others may do so later",
     ("suites/collectives/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
     ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
 }
