@@ -129,13 +129,16 @@ class Worlds:
         """The pool, created when it is first needed."""
         if self._pool is None:
             from harness.worlds.places import show_from
-            from harness.worlds.pool import Pool
+            from harness.worlds.pool import MOST_ON_A_DEVICE, Pool
             from harness.worlds.terminal import Terminal
 
             show_from(str(self.config.invocation_params.dir), str(self.config.rootpath))
             captures = self.config.getoption("capture") != "no"
             terminal = Terminal(immediately=not captures, release=self._uncaptured)
-            self._pool = Pool(launcher=self._launching.launcher, terminal=terminal)
+            shared = self.config.getoption("ranks_per_device") or 1
+            self._pool = Pool(
+                launcher=self._launching.launcher, terminal=terminal, most_on_a_device=max(MOST_ON_A_DEVICE, 2 * shared)
+            )
         return self._pool
 
     @contextlib.contextmanager

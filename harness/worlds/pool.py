@@ -16,6 +16,9 @@ from harness.worlds.local import LocalLauncher
 from harness.worlds.terminal import Terminal
 from harness.worlds.world import World, WorldSpec
 
+MOST_ON_A_DEVICE = 4
+"""How many ranks of worlds that wait a device holds by default."""
+
 
 class Pool:
     """The worlds of one controller.
@@ -31,7 +34,7 @@ class Pool:
         launcher: Callable[..., Launcher] = LocalLauncher,
         terminal: Terminal | None = None,
         most_warm: int = 4,
-        most_on_a_device: int = 4,
+        most_on_a_device: int = MOST_ON_A_DEVICE,
     ) -> None:
         self._make_launcher = launcher
         self._terminal = terminal
