@@ -81,6 +81,7 @@ class Watch:
     waits for one may spin, and what it waits for may still be on its way.  Nor is it for ranks on several hosts, where
     data may be on its way for seconds.  Then only what the records of collectives
     prove counts as a proof: a difference, or that no collective can complete (:func:`~watchdog.closed`).
+    ``on_device``: the ranks are on an accelerator.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class Watch:
         started: float,
         run_timeout: float,
         on_host: bool,
+        on_device: bool,
     ) -> None:
         self._launcher = launcher
         self._ranks = ranks
         self._run_timeout = run_timeout
         self._on_host = on_host
+        self._on_device = on_device
         self.next_look = started + watchdog.FIRST_LOOK
         """When the next look is due, on the launcher's clock."""
         self._settle = watchdog.SETTLE
@@ -122,7 +125,7 @@ class Watch:
             self._candidate = None
             return None
         views = [
-            dataclasses.replace(view, state=ended.get(view.index, view.state))
+            dataclasses.replace(view, state=ended.get(view.index, view.state), on_device=self._on_device)
             for view in views_of(self._launcher, self._ranks, state)
         ]
         if not watchdog.deadlocked(views, self._run_timeout):
@@ -139,7 +142,7 @@ class Watch:
         explanation = watchdog.explain(views)
         if self._on_host or explanation.certain:
             return explanation
-        proven = settled >= watchdog.SETTLE_ON_DEVICE and watchdog.closed(views, self._run_timeout)
+        proven = settled >= watchdog.settling(views) and watchdog.closed(views, self._run_timeout)
         return explanation if proven else None
 
     def _kernel(self, rank: RankHandle, now: float) -> tuple[bool, bool]:

@@ -73,6 +73,8 @@ class View:
     """Whether the monitor thread answered; if not, frames and records are unknown."""
     quiet: bool = False
     """Whether its main thread slept and it used almost no CPU since the last look."""
+    on_device: bool = False
+    """Whether it is on an accelerator."""
     stopped: bool = False
     """Whether a signal has stopped it, for at least :data:`STOPPED_FOR` seconds."""
     frames: tuple[tuple[str, int, str], ...] = ()

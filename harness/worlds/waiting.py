@@ -34,7 +34,7 @@ class Waiting:
     """Waits for one answer from every rank.
 
     ``job``: the number that answers carry; ``answer``: their kind; ``timeout``: seconds; ``proof``: whether a proven
-    deadlock ends the wait; ``on_host``: as for :class:`~harness.worlds.looking.Watch`.
+    deadlock ends the wait; ``on_host``, ``on_device``: as for :class:`~harness.worlds.looking.Watch`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Waiting:
         timeout: float,
         proof: bool,
         on_host: bool,
+        on_device: bool,
     ) -> None:
         self._ranks = ranks
         self._job = job
@@ -57,6 +58,7 @@ class Waiting:
         self._timeout = timeout
         self._proof = proof
         self._on_host = on_host
+        self._on_device = on_device
         self._clock = ranks.clock
         self._started = self._clock.monotonic()
         self._deadline = self._started + timeout
@@ -127,6 +129,7 @@ class Waiting:
             started=self._started,
             run_timeout=self._timeout,
             on_host=self._on_host,
+            on_device=self._on_device,
         )
 
     @property

@@ -5,7 +5,7 @@ blocked inside a collective and nothing can wake it.  A rank counts as blocked i
 
 - Its main thread is in the middle of issuing a collective or in an operator of torch.distributed (compiled code calls
   these from generated files), or its innermost Python frame is in torch.distributed, or (with a collective outstanding)
-  in the autograd engine or in a call that waits.
+  in the autograd engine or in a call that waits, or, on an accelerator, in any operator that compiled code calls.
 - The kernel shows its main thread as sleeping, and the whole process used almost no CPU between two looks.
 - It does not wait for a child or on a timer, and none of its other Python threads could act later (nor sleeps on a
   timer).
@@ -37,6 +37,8 @@ SETTLE_AFTER_FAILURE = 0.2
 stake."""
 SETTLE_ON_DEVICE = 3.0
 """Seconds for which nothing may change before a deadlock is believed that only :func:`closed` proves."""
+SETTLE_IN_OPERATOR = 10.0
+"""The same if a rank is :func:`in_operator`, which may be slow."""
 
 _WAITING_PATHS = (DISTRIBUTED, os.path.join(TORCH, "nn", "parallel", "distributed.py"))
 _ENGINE = os.path.join(TORCH, "autograd", "graph.py")
@@ -75,6 +77,15 @@ def in_collective(view: View) -> bool:
     return pending and bool(_WAITING_CALL.search(view.called))
 
 
+def in_operator(view: View) -> bool:
+    """Return whether a rank of an accelerator is in an operator that may wait for a collective of its device.
+
+    The code of a kernel is loaded when the kernel is first launched, which can take until the device has finished what
+    it runs: seen on an H100, where compiled code multiplied the result of an all-reduce that never ended.
+    """
+    return view.on_device and bool(view.operator) and bool(view.outstanding)
+
+
 def blocked(view: View, run_timeout: float) -> bool:
     """Return whether this rank waits in a collective and nothing of its own can end the wait before the run times out.
 
@@ -82,7 +93,7 @@ def blocked(view: View, run_timeout: float) -> bool:
     """
     if view.stopped:
         return True
-    if not (view.answered and view.quiet and in_collective(view)) or view.alarm:
+    if not (view.answered and view.quiet and (in_collective(view) or in_operator(view))) or view.alarm:
         return False
     own = [view.timeout] if view.timeout else []
     own += [r.timeout for r in view.outstanding if r.timeout]
@@ -111,7 +122,7 @@ def closed(views: Sequence[View], run_timeout: float) -> bool:
 
     Two things can't be excluded.  A rank may wait for other work of its device (a long kernel) and issue the missing
     collective afterwards, or a thread of a library that Python does not know may issue it.  Therefore nothing may have
-    changed for :data:`SETTLE_ON_DEVICE`.
+    changed for :data:`SETTLE_ON_DEVICE`, or for :data:`SETTLE_IN_OPERATOR`.
 
     Nothing is proven if records are unknown or were dropped, if the members of a group are unknown, or if a
     point-to-point operation is outstanding, because the records of the two sides of one can't be matched.
@@ -139,6 +150,12 @@ def _lacks(view: View | None, record: Record) -> bool:
     if view.issuing and view.issuing.group == record.group:
         return False  # it may be this one
     return all(r.seq < record.seq for r in view.records if r.group == record.group and not r.p2p)
+
+
+def settling(views: Sequence[View]) -> float:
+    """Return for how many seconds nothing may have changed before what :func:`closed` proves is believed."""
+    slow = any(in_operator(v) and not in_collective(v) for v in views if v.state not in ENDED)
+    return SETTLE_IN_OPERATOR if slow else SETTLE_ON_DEVICE
 
 
 def progress(views: Sequence[View]) -> object:

@@ -245,6 +245,7 @@ class World:
             timeout=timeout,
             proof=proof,
             on_host=self.spec.device == "cpu" and self.spec.hosts == 1,
+            on_device=self.spec.device != "cpu",
         )
         try:
             results = waiting.results(frame, beside)

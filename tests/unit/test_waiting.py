@@ -55,7 +55,7 @@ class Shown(Terminal):
 
 def waiting_for(launcher: FakeLauncher, terminal: Terminal | None = None, **how: Any) -> Waiting:
     ranks = Ranks(launcher.ranks, launcher, terminal, SETUP)
-    how = {"answer": "returned", "timeout": 60.0, "proof": True, "on_host": True, **how}
+    how = {"answer": "returned", "timeout": 60.0, "proof": True, "on_host": True, "on_device": False, **how}
     return Waiting(ranks, job=1, function="body", world="2 ranks", **how)
 
 

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from harness.worlds import watchdog
 from harness.worlds.places import TORCH, WORLDS
 from harness.worlds.views import Record, View, view_of
-from harness.worlds.watchdog import blocked, closed, deadlocked, explain, in_collective, progress, standing, suspect
+from harness.worlds.watchdog import (
+    SETTLE_IN_OPERATOR,
+    SETTLE_ON_DEVICE,
+    blocked,
+    closed,
+    deadlocked,
+    explain,
+    in_collective,
+    progress,
+    settling,
+    standing,
+    suspect,
+)
 
 RUN_TIMEOUT = 60.0
 TEST = ("/repo/tests/test_x.py", 12, "body")
@@ -268,6 +280,19 @@ class TestClosed:
         waits = on_device(0, done(record()), issuing=SIDE)
         found = dataclasses.replace(on_device(1, done(record()), issuing=record(2)), **other)
         assert not closed([waits, found], RUN_TIMEOUT)
+
+    def test_operator_that_waits(self) -> None:
+        """An operator may wait until the device has finished what can't end; on the host, it computes."""
+        returned = on_device(1, done(record()), state="returned")
+        compiled = {"frames": (LOOP, TEST), "called": "mul(x, 2)", "operator": "aten.mul.Tensor"}
+        waits = on_device(0, done(record()), record(2), on_device=True, **compiled)
+        assert closed([waits, returned], RUN_TIMEOUT)
+        assert settling([waits, returned]) == SETTLE_IN_OPERATOR
+        assert not closed([dataclasses.replace(waits, on_device=False), returned], RUN_TIMEOUT)
+        assert not closed([dataclasses.replace(waits, operator=""), returned], RUN_TIMEOUT)
+        assert not closed([dataclasses.replace(waits, records=(done(record()),)), returned], RUN_TIMEOUT)
+        within = dataclasses.replace(waits, operator="_c10d_functional.wait_tensor.default")
+        assert settling([within, returned]) == SETTLE_ON_DEVICE
 
     def test_recorders_have_their_own_words(self) -> None:
         """One that is being issued is never said to differ from what a recorder has."""
