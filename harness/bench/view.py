@@ -29,7 +29,7 @@ def view(line: Line, decision: Decision, beside: Line | None = None) -> dict[str
     if beside is not None and beside.nights[-1].id != night.id:
         newest = beside.nights[-1]
         others = beside.figures[newest.id]
-        where = ", ".join(value for _, value in beside.fingerprint.machine)
+        where = dict(beside.fingerprint.machine).get("accelerators", "an unknown device")
         notes.append(f"beside: {len(others)} figures of {newest.subject}, {day_of(newest.started)}, on {where}")
     return {
         "night": {"day": day_of(night.started), "commit": night.commit[:12], "id": night.id},

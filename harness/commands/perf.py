@@ -8,13 +8,15 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -45,7 +47,9 @@ Place = Annotated[
         "machine can read command lines: put a URL with a password into the variable, or the password into ~/.pgpass.",
     ),
 ]
-NightId = Annotated[str, typer.Option("--night", help="Id of the night. Default: the newest.")]
+NightId = Annotated[
+    str, typer.Option("--night", help="Id of the night, or the beginning of its id. Default: the newest.")
+]
 Rate = Annotated[
     float, typer.Option(help="Target probability of a false alarm in a night, over all series.", min=1e-6, max=0.5)
 ]
@@ -224,12 +228,23 @@ def listed(
             for one in sorted(line.figures[line.nights[-1].id], key=lambda one: (one.operation, one.dtype, one.bytes)):
                 printed(one.name)
             return
-        table = Table("night", "started", "commit", "fingerprint", "profile", "subject", "series", "complete")
-        table.columns[0].overflow = "fold"  # not truncated, so that it can be copied
-        for night in opened.nights():
-            row = (night.id, day_of(night.started), night.commit[:12], night.fingerprint, night.profile, night.subject)
-            table.add_row(*map(Text, row), str(night.measured), "" if night.complete else "no")
+        columns = ("night", "started", "commit", "fingerprint", "profile", "subject", "series")
+        table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.columns[0].no_wrap = table.columns[1].no_wrap = True  # so that they can be copied
+        nights = opened.nights()
+        short = _shortened([night.id for night in nights])
+        for night in nights:
+            name, day = short[night.id], day_of(night.started)
+            row = (name, day, night.commit[:8], night.fingerprint[:8], night.profile, night.subject)
+            table.add_row(*map(Text, row), f"{night.measured}{'' if night.complete else ', incomplete'}")
         Console().print(table)
+
+
+def _shortened(ids: Sequence[str]) -> dict[str, str]:
+    """Return beginnings of ids by which ``--night`` knows them: no other id begins so."""
+    lengths = {one: range(_SHORTEST_ID, len(one)) for one in ids}
+    common = Counter(one[:n] for one, possible in lengths.items() for n in possible)
+    return {one: next((one[:n] for n in possible if common[one[:n]] == 1), one) for one, possible in lengths.items()}
 
 
 @app.command()
@@ -272,6 +287,7 @@ def _table(line: Line, found: Decision, words: str) -> Table:
 
 
 _SHOWN = 30
+_SHORTEST_ID = 12
 
 
 def _verdict(one: Series, found: Decision) -> str:

@@ -126,6 +126,24 @@ def test_calibrate(place: Path) -> None:
     assert written["alarms"]["concord perf gate"]["of"] == 20
 
 
+@pytest.mark.parametrize("columns", ["80", "300"])
+def test_nights_are_listed_and_named(place: Path, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """The list has beginnings of ids on one line each, by which a night can be named; one of two ids is refused."""
+    monkeypatch.setenv("COLUMNS", columns)
+    ids = ["nccl-tests-1234567890abcdef", "nccl-tests-1234567890abcdee", "0123456789abcdef0123456789abcdef"]
+    with History() as history:
+        for i, name in enumerate(ids):
+            history.add(night(name, started=86400.0 * (40 + i), values=[1.0] * 6))
+    found = [line.strip() for line in concord("history").output.splitlines()]
+    for short in (*ids[:2], "0123456789ab"):
+        (line,) = [line for line in found if line.startswith(short)]
+        assert "1970-" in line
+        assert concord("show", "--night", short).exit_code == 0
+    several = concord("show", "--night", "nccl-tests-")
+    assert (several.exit_code, "2 nights whose ids begin with nccl-tests-" in several.output) == (2, True)
+    assert concord("show", "--night", "n1").exit_code == 0  # whose id is the beginning of others
+
+
 def test_calibrate_needs_nights(tmp_path: Path) -> None:
     """A few nights are too few, and the error says how many it takes."""
     with History(tmp_path / "h") as history:

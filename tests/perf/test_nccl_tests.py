@@ -1,6 +1,6 @@
 """Output of nccl-tests: every format is read, and what is wrong, damaged or hostile is refused in words.
 
-The figures are made up, in the formats of nccl-tests' sources.  Nothing here ran on a device.
+Most figures are made up, in the formats of nccl-tests' sources.  Those in ``printed`` are from an H100.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.perf.nccl_output import DEVICE, SIZES, document, dumped, seconds_of, 
 from tests.perf.nights import night, series
 
 STARTED = 1.7e9
+PRINTED = Path(__file__).parent / "printed"
 VERSIONS = ("2.13.0", "2.13.13", "2.16.2", "2.16.9", "2.17.0", "2.17.3", "2.17.6", "2.18.5", "2.19.6")
 
 
@@ -50,6 +51,27 @@ def test_versions(version: str) -> None:
     assert hows == {"by nccl-tests", "by nccl-tests, place out"}
     assert dict(night.fingerprint.machine) == {"accelerators": f"4 x {DEVICE}", "hosts": "1"}
     assert dict(night.fingerprint.software)["iterations"] == "20"
+
+
+@pytest.mark.parametrize(("ranks", "sizes", "seconds"), [(2, 24, 18.0778e-3), (4, 6, 0.108391)])
+def test_printed(ranks: int, sizes: int, seconds: float) -> None:
+    """What nccl-tests 2.19.6 printed on an H100, which its ranks shared, is read as it is."""
+    night = read((PRINTED / f"h100-shared-by-{ranks}.txt").read_text())
+    assert (night.complete, len(night.measurements)) == (True, 2 * sizes)
+    assert dict(night.fingerprint.machine) == {"accelerators": "1 x NVIDIA H100 80GB HBM3", "hosts": "1"}
+    assert dict(night.fingerprint.software)["nccl"] == "22809"
+    assert {one.series.world for one in night.measurements} == {ranks}
+    largest = {2: 32 << 20, 4: 64 << 20}[ranks]
+    (found,) = [m for m in night.measurements if m.series.bytes == largest and m.series.how == "by nccl-tests"]
+    assert found.value == pytest.approx(seconds)
+
+
+def test_devices_that_ranks_share() -> None:
+    """A device counts once: by its host, its number and its place there."""
+    devices = [(0, "0000:06:00"), (0, "0000:06:00"), (0, "0000:07:00"), (1, "0000:06:00")]
+    lines = [f"#  Rank  {i} Group  0 Pid 1 on a device  {n} [{at}] {DEVICE}" for i, (n, at) in enumerate(devices)]
+    found = read(re.sub(r"(#  Rank .*\n)+", "\n".join(lines) + "\n", text()))
+    assert dict(found.fingerprint.machine)["accelerators"] == f"3 x {DEVICE}"
 
 
 @pytest.mark.parametrize("timestamps", [False, True])

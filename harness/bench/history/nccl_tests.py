@@ -57,7 +57,8 @@ _MARKS = (b"nThread", b"algbw")
 _TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>: ?")
 """What ``mpirun --tag-output`` puts in front of a line."""
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S{1,1024})\s+device\s+\d+\s+\[[^\]]{0,128}\]\s*(.*)"
+    r"#\s+Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S{1,1024})"
+    r"\s+device\s+(\d{1,7})\s+\[([^\]]{0,128})\]\s*(.*)"
 )
 _ROW = re.compile(r"\s*(\d{1,19})\s+(\d{1,19})\s+([a-z]\w{0,15})\s+([a-z]\w{0,15})\s+(-?\d{1,9})\s+(.*)")
 _LIKE_A_ROW = re.compile(r"\s*\d+\s+\d+\s")
@@ -114,7 +115,7 @@ def of_text(data: bytes, collective: str, started: float) -> Night:
     """
     Allowance().take_lines(data)
     lines = [_TAG.sub("", line) for line in data.decode(errors="replace").split("\n")]
-    hosts, devices, ranks = _devices(lines)
+    devices = _devices(lines)
     named = next((m[1] for line in lines if (m := re.match(r"# Collective test starting: (\S{1,200})", line))), "")
     facts = {name: m[1] for name, text in _FACTS.items() if (m := re.search(text, "\n".join(lines[:200])))}
     settings = next((m for line in lines if (m := _SETTINGS.match(line))), None)
@@ -123,23 +124,23 @@ def of_text(data: bytes, collective: str, started: float) -> Night:
     if ended and int(ended[1]):
         raise Unreadable(f"{ended[1]} values are out of bounds: wrong values have no figure; find out why first")
     rows = list(_rows(lines, whole=ended is not None))
-    return _night(data, collective, named, rows, ranks, hosts, devices, software, started, complete=ended is not None)
+    return _night(data, collective, named, rows, devices, software, started, complete=ended is not None)
 
 
-def _devices(lines: Sequence[str]) -> tuple[set[str], set[str], int]:
-    """Return the hosts, the names of devices, and the number of ranks."""
+def _devices(lines: Sequence[str]) -> list[_Device]:
+    """Return what the text says of the device of each rank."""
     found = [m for line in lines if line.startswith("#") and (m := _RANK.fullmatch(line.rstrip()))]
     if not found:
         raise Unreadable("it has no list of devices (# Rank 0 … device …): give the whole output")
-    if len({m[2] for m in found}) > 1:
+    return [_Device(int(m[1]), int(m[2] or 0), m[3], int(m[4]), m[5], m[6].strip()) for m in found]
+
+
+def _check(devices: Sequence[_Device]) -> None:
+    """Raise :class:`Unreadable` unless these are the devices of ranks 0 to n - 1, which are in one group."""
+    if len({one.group for one in devices}) > 1:
         raise Unreadable("its ranks are in several groups (NCCL_TESTS_SPLIT), whose sizes it does not say")
-    _check_ranks([int(m[1]) for m in found])
-    return {m[3] for m in found}, {one_line(m[4].strip())[:200] for m in found}, len(found)
-
-
-def _check_ranks(ranks: Sequence[int]) -> None:
-    if len(ranks) > _MOST_RANKS or sorted(ranks) != list(range(len(ranks))):
-        raise Unreadable(f"its list of {len(ranks)} devices lacks ranks, or has one twice: give the whole output")
+    if len(devices) > _MOST_RANKS or sorted(one.rank for one in devices) != list(range(len(devices))):
+        raise Unreadable(f"its list of {len(devices)} devices lacks ranks, or has one twice: give the whole output")
 
 
 def _rows(lines: Sequence[str], *, whole: bool) -> Iterator[_Row]:
@@ -196,7 +197,11 @@ class _Device(msgspec.Struct):
     rank: Small
     group: Small = 0
     hostname: Name = ""
+    device: Small = 0
+    device_hex: Name = ""
+    """Its place in the host, as PCI numbers it."""
     device_info: Name = ""
+    """Its name."""
 
 
 class _Config(msgspec.Struct):
@@ -254,9 +259,6 @@ def of_json(data: bytes, collective: str, started: float) -> Night:
     config = document.config
     if not config.devices:
         raise Unreadable("it has no list of devices")
-    if len({one.group for one in config.devices}) > 1:
-        raise Unreadable("its ranks are in several groups (NCCL_TESTS_SPLIT), whose sizes it does not say")
-    _check_ranks([one.rank for one in config.devices])
     if document.out_of_bounds is not None and document.out_of_bounds.count:
         raise Unreadable(
             f"{document.out_of_bounds.count} values are out of bounds: wrong values have no figure; find out why first"
@@ -271,11 +273,8 @@ def of_json(data: bytes, collective: str, started: float) -> Night:
             raise Unreadable(f"start_time: {one_line(str(e))[:200]}") from e
     named = document.args[0] if document.args else ""
     rows = [_row_of(one, f"result {i}") for i, one in enumerate(document.results, 1)]
-    hosts = {one.hostname for one in config.devices}
-    devices = {one_line(one.device_info)[:200] for one in config.devices}
     complete = bool(document.end_time) and document.out_of_bounds is not None
-    ranks = len(config.devices)
-    return _night(data, collective, named, rows, ranks, hosts, devices, software, started, complete=complete)
+    return _night(data, collective, named, rows, config.devices, software, started, complete=complete)
 
 
 def _row_of(one: _Result, where: str) -> _Row:
@@ -297,14 +296,13 @@ def _night(
     asked: str,
     named: str,
     rows: Sequence[_Row],
-    ranks: int,
-    hosts: set[str],
-    devices: set[str],
+    devices: Sequence[_Device],
     software: dict[str, str],
     started: float,
     *,
     complete: bool,
 ) -> Night:
+    _check(devices)
     collective = _collective(asked, named)
     if len(rows) > _MOST_ROWS:
         raise Unreadable(f"{len(rows)} rows; at most {_MOST_ROWS} are read")
@@ -312,13 +310,16 @@ def _night(
     for row in rows:
         for place, body in row.bodies:
             if row.size:  # of no bytes, where a size is too small to be shared out
-                series = _series(collective, row, place, body, ranks)
+                series = _series(collective, row, place, body, len(devices))
                 samples.setdefault(series, []).append([[body.seconds]])
     if not samples:
         raise Unreadable("it has no results")
     if not 0 < started <= LATEST:
         raise Unreadable("it has no time at which it started")
-    machine = {"accelerators": f"{ranks} x {', '.join(sorted(devices))}", "hosts": str(len(hosts))}
+    names = sorted({one_line(one.device_info)[:200] for one in devices})
+    places = {(one.hostname, one.device, one.device_hex) for one in devices}  # which ranks may share
+    hosts = len({one.hostname for one in devices})
+    machine = {"accelerators": f"{len(places)} x {', '.join(names)}", "hosts": str(hosts)}
     return Night(
         id=f"{SUBJECT}-{hashlib.sha256(data).hexdigest()[:24]}",
         started=started,

@@ -273,14 +273,17 @@ class History:
     def line(self, night: str = "") -> Line:
         """Return a night, by default the newest, and the earlier nights that it can be compared with.
 
-        Errors: HistoryError if there is no night, or none with this id.
+        ``night``: its id, or a beginning of its id that no other one has.  Errors: HistoryError if there is no night,
+        none with this id, or several.
         """
         nights = self.nights()
-        chosen = [one for one in nights if one.id == night or not night][-1:]
-        if not chosen:
-            raise HistoryError(
-                f"{self.place}: no night {night}" if night else f"{self.place}: no nights yet: store some"
-            )
+        if not nights:
+            raise HistoryError(f"{self.place}: no nights yet: store some")
+        begin = [one for one in nights if one.id.startswith(night)] if night else nights[-1:]
+        chosen = [one for one in begin if one.id == night] or begin
+        if len(chosen) != 1:
+            how = f"{len(chosen)} nights whose ids begin with" if chosen else "no night"
+            raise HistoryError(f"{self.place}: {how} {night}")
         (newest,) = chosen
         nights = [one for one in nights[: nights.index(newest) + 1] if _same(one, newest, "subject", "profile")]
         mine = [one for one in nights if one.fingerprint == newest.fingerprint]
