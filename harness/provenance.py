@@ -169,9 +169,17 @@ def _flags() -> str:
 
 def _driver() -> str:
     try:
-        match = re.search(r"Kernel Module\D*(\d[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+        return driver_version(Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         return ""
+
+
+def driver_version(text: str) -> str:
+    """Return the version that a driver's text names, as ``580.159.04``; empty if it names none.
+
+    NVIDIA's texts name the module and the architecture in either order: ``Open Kernel Module for x86_64  580.159.04``.
+    """
+    match = re.search(r"Kernel Module\b.*?(?<![\w.])(\d+(?:\.\d+)+)", text)
     return match[1] if match else ""
 
 

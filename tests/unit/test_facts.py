@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.plugin.facts import dtype_of, merge, reproducer_in, selection
 from harness.plugin.seeds import Seeds
-from harness.provenance import environment, suite_files, suite_hash
+from harness.provenance import driver_version, environment, suite_files, suite_hash
 from harness.reproducers import Written, attach, carried
 from harness.results import Challenge, Deselected, LeftOut, MaybeLeftOut, NotCollected, OnlySome, OptionGiven
 from harness.results.challenge import encode
@@ -303,3 +303,27 @@ def test_merge() -> None:
         "rank network": "host: asked for; private",
         "rank interfaces": "host 1: eth0; host 2: eth0",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@build)\n"
+            "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6)\n",
+            "580.159.04",
+            id="open",
+        ),
+        pytest.param(
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n",
+            "535.104.05",
+            id="proprietary",
+        ),
+        pytest.param("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  590.1  \n", "590.1", id="two-numbers"),
+        pytest.param("something else 1.2\n", "", id="none"),
+        pytest.param("", "", id="empty"),
+    ],
+)
+def test_version_of_a_driver(text: str, expected: str) -> None:
+    """The number of an architecture is no version."""
+    assert driver_version(text) == expected
