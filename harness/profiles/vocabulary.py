@@ -95,7 +95,7 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "buffers": Feature("buffers that are sent to every rank", ("DDP-BUF", "DDP-INIT-02", "REPL-BUF")),
         "comm_hooks": Feature("communication hooks", ("REPL-HOOK",)),
         "mixed_precision": Feature("DDP's mixed precision", ("REPL-MP",)),
-        "sparse_gradients": Feature("sparse gradients", ("REPL-PAR-02",)),
+        "sparse_gradients": Feature("sparse gradients", ("REPL-PAR-02", "REPL-HOOK-29")),
         "static_graph": Feature("static_graph", ("REPL-STATIC",)),
         "streams": Feature("training on another than the default stream", ("REPL-STREAM",), of_accelerators=True),
         "unused_parameters": Feature("find_unused_parameters", ("REPL-UNUSED",)),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -238,15 +239,22 @@ def test_other_device(world: World, said: str) -> None:
 @pytest.mark.parametrize("which", ["0", "1"])
 @pytest.mark.world(2)
 def test_sharded_inside(world: World, which: str) -> None:
-    """Shard the first or the second layer."""
+    """Shard the first or the second layer, and compare each rank's shard of its gradient: the half of its rows."""
 
     def body(rank: Rank) -> list[list[float]]:
         model = layers().to(rank.device)
         fully_shard(model.get_submodule(which))
         replicate(model)
-        return train(model, rank.index)
+        model(row(rank.index).to(rank.device)).sum().backward()
+        gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
+        assert [isinstance(gradient, DTensor) for gradient in gradients] == [which == "0", which == "1"]
+        return [(g.to_local() if isinstance(g, DTensor) else g).flatten().tolist() for g in gradients]
 
-    assert_on_ranks([alone(2)] * 2, world.run(body))
+    expected = [alone(2) for _ in range(2)]
+    for rank, gradients in enumerate(expected):
+        whole = gradients[int(which)]
+        gradients[int(which)] = whole[len(whole) // 2 * rank :][: len(whole) // 2]
+    assert_on_ranks(expected, world.run(body))
 
 
 @requirement(

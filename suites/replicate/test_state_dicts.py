@@ -63,7 +63,7 @@ def model_of(fill: float, rank: Rank) -> nn.Sequential:
             if name == "1.layer.bias":
                 tensor.requires_grad_(False)
     for block in model:
-        block.note = torch.full((1,), fill)
+        block.note = torch.full((1,), fill, device=rank.device)
     return model.to(rank.device)
 
 
