@@ -28,6 +28,19 @@ def forget(groups: Iterable[Any], *, on_device: bool) -> bool:
 
     ``on_device``: this rank has an accelerator, so that another thread runs its backwards, which has caches, too.
     """
+    try:
+        _empty(on_device=on_device)
+    except Exception:  # the test broke something, or this torch has other caches
+        return False
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ended = set(map(id, groups))
+    left = [it for it in gc.get_objects() if issubclass(type(it), DeviceMesh)]  # isinstance would run properties
+    left = [mesh for mesh in left if not ended.isdisjoint(map(id, _groups_of(mesh)))]
+    return not left or not _referred_to(left)
+
+
+def _empty(*, on_device: bool) -> None:
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
@@ -39,12 +52,6 @@ def forget(groups: Iterable[Any], *, on_device: bool) -> bool:
     for cached in _cached_functions():
         cached.cache_clear()
     gc.collect()
-    from torch.distributed.device_mesh import DeviceMesh
-
-    ended = set(map(id, groups))
-    left = [it for it in gc.get_objects() if issubclass(type(it), DeviceMesh)]  # isinstance would run properties
-    left = [mesh for mesh in left if not ended.isdisjoint(map(id, _groups_of(mesh)))]
-    return not left or not _referred_to(left)
 
 
 def forget_randomness() -> None:
@@ -69,14 +76,16 @@ def _referred_to(meshes: list[Any]) -> bool:
     """
     gc.unfreeze()  # otherwise what the server imported is not seen
     try:
-        level, seen = meshes, set(map(id, meshes))
+        level: list[Any] = meshes
+        ours: list[Any] = []  # which stay until the end, so that no other object gets the identity of one
+        seen = {id(ours)}
         while level:
             above = gc.get_referrers(*level)
-            seen.update((id(level), id(meshes)))
+            ours += [level, above]
+            seen.update(map(id, [level, above, *level]))
             level = [it for it in above if id(it) not in seen and not isinstance(it, types.FrameType)]
             if not all(_describes(it) for it in level):
                 return True
-            seen.update(map(id, [above, *level]))
         return False
     finally:
         gc.freeze()
