@@ -89,7 +89,10 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
             "groups of some ranks", ("COLL-GROUP", "COLL-CROSS-06", "COLL-SIZE-04", "COLL-BARRIER-05", "COLL-OBJECT-09")
         ),
         "threads": Feature("collectives from several threads", ("COLL-THREAD",)),
-        "timeouts": Feature("a limit for how long a collective waits", ("COLL-TIMEOUT",)),
+        "timeouts": Feature(
+            "a limit for how long a collective waits",
+            ("COLL-TIMEOUT-01", "COLL-TIMEOUT-02", "COLL-TIMEOUT-03", "COLL-TIMEOUT-04", "COLL-TIMEOUT-05"),
+        ),
     },
     "replicate": {
         "buffers": Feature("buffers that are sent to every rank", ("DDP-BUF", "DDP-INIT-02", "REPL-BUF")),

@@ -148,7 +148,10 @@ def test_lists_of_others(rank: Rank) -> None:
 @pytest.mark.needs(features=["async", "messages"])
 @spmd(2)
 def test_released_inputs(rank: Rank) -> None:
-    """Rank 0 releases what it sends and overwrites free memory before rank 1 takes part."""
+    """Rank 0 releases what it sends and overwrites free memory before rank 1 takes part.
+
+    Both issue every call together first, since a backend may connect two ranks in their first call, which then waits.
+    """
     count = 5000
 
     def begin(number: int) -> tuple[Any, list[torch.Tensor]]:
@@ -166,6 +169,8 @@ def test_released_inputs(rank: Rank) -> None:
             return dist.isend(given, 1), []
         return dist.irecv(outs[0], 0), outs[:1]
 
+    for number in range(5):
+        begin(number)[0].wait()
     for number in range(5):
         if rank.index == 1:
             rank.store.wait([f"released {number}"])
@@ -230,7 +235,7 @@ def test_undefined_for_complex(rank: Rank) -> None:
             lambda op=op: dist.all_reduce_coalesced([t], op),
         ]
         for number, call in enumerate(calls):
-            with pytest.raises((ValueError, RuntimeError)):
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
                 call()
             assert t.tolist() == [1, 1], f"{op}, call {number}"
     dist.all_reduce(t)

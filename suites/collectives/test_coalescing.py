@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
-from harness.stacks.collectives import assert_right, coalescing_manager, reduction
+from harness.stacks.collectives import assert_right, claimed_cases, coalescing_manager, reduction
 from suites.collectives.cases import COALESCED, every_collective
 
 OPS = ("SUM", "MAX", "MIN", "PRODUCT")
@@ -82,17 +82,25 @@ def test_after_blocks(world: World, ranks: tuple[int, ...], waits: bool) -> None
 def test_operations_in_blocks(world: World, waits: bool) -> None:
     """Every operation, of whole, floating-point and complex numbers; one block after the other."""
 
+    dtypes = (torch.float32, torch.int64, torch.bfloat16, torch.complex64)
+    cases = claimed_cases(
+        [
+            Case(name, op, dtype)
+            for name in COALESCED
+            for op in (OPS if "gather" not in name else OPS[:1])
+            for dtype in dtypes
+            if op == "SUM" or not dtype.is_complex
+        ]
+    )
+
     def body(rank: Rank) -> None:
-        for name in COALESCED:
-            for op in OPS if "gather" not in name else OPS[:1]:
-                complex_too = [torch.complex64] if op == "SUM" else []
-                for dtype in (torch.float32, torch.int64, torch.bfloat16, *complex_too):
-                    with coalescing_manager(async_ops=waits) as manager:
-                        issued = calls(name, op, dtype, None, rank.index, rank.size, rank)
-                    if waits:
-                        manager.wait()
-                    for right, out, label in issued:
-                        assert_same(right, out, label)
+        for case in cases:
+            with coalescing_manager(async_ops=waits) as manager:
+                issued = calls(case.collective, case.op, case.dtype, None, rank.index, rank.size, rank)
+            if waits:
+                manager.wait()
+            for right, out, label in issued:
+                assert_same(right, out, label)
 
     world.run(body)
 

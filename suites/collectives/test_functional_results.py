@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from harness import Rank, World, assert_same, requirement, spmd
-from harness.stacks.collectives import functional, unwaited
+from harness.oracles.collectives import Case
+from harness.stacks.collectives import claimed_cases, functional, unwaited
 
 READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "numpy": lambda t: t.numpy().tolist(),
@@ -369,24 +370,29 @@ def test_refused_calls(rank: Rank) -> None:
     "A functional reduction accepts its operation by name, in small or capital letters.",
     source="torch.distributed._functional_collectives: all_reduce, reduce_scatter_tensor: reduceOp",
 )
-@spmd(2)
-def test_names_of_operations(rank: Rank) -> None:
+@pytest.mark.world(2)
+def test_names_of_operations(world: World) -> None:
     """Reduce whole numbers and an average, one by one, scattered and in lists."""
-    group: Any = dist.group.WORLD
     values = {"sum": 9, "product": 18, "min": 3, "max": 6, "band": 2, "bor": 7, "bxor": 5, "avg": 4.5}
-    for name, value in values.items():
-        dtype = torch.float32 if name == "avg" else torch.int64
-        for op in (name, name.upper(), name.capitalize()):
-            given = torch.full((2,), 3 + 3 * rank.index, dtype=dtype, device=rank.device)
-            results = [
-                functional.all_reduce(given, op, group),
-                functional.reduce_scatter_tensor(given.repeat(2), op, 0, group),
-                *functional.all_reduce_coalesced([given, given], op, group),
-                *functional.reduce_scatter_tensor_coalesced([given.repeat(2)], op, [0], group),
-            ]
-            for number, result in enumerate(results):
-                right = torch.full((2,), value, dtype=dtype)
-                assert_same(right, functional.wait_tensor(result), f"{op}, result {number}")
+    dtypes = {name: torch.float32 if name == "avg" else torch.int64 for name in values}
+    names = [case.op.lower() for case in claimed_cases([Case("all_reduce", op.upper(), dtypes[op]) for op in values])]
+
+    def body(rank: Rank) -> None:
+        group: Any = dist.group.WORLD
+        for name in names:
+            right = torch.full((2,), values[name], dtype=dtypes[name])
+            for op in (name, name.upper(), name.capitalize()):
+                given = torch.full((2,), 3 + 3 * rank.index, dtype=dtypes[name], device=rank.device)
+                results = [
+                    functional.all_reduce(given, op, group),
+                    functional.reduce_scatter_tensor(given.repeat(2), op, 0, group),
+                    *functional.all_reduce_coalesced([given, given], op, group),
+                    *functional.reduce_scatter_tensor_coalesced([given.repeat(2)], op, [0], group),
+                ]
+                for number, result in enumerate(results):
+                    assert_same(right, functional.wait_tensor(result), f"{op}, result {number}")
+
+    world.run(body)
 
 
 @requirement(

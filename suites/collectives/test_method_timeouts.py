@@ -41,7 +41,7 @@ CALLS: dict[str, Call] = {
     source="torch.distributed.ProcessGroup: allreduce, broadcast, allgather, scatter, reduce_scatter, alltoall_base, "
     "barrier; test_dist2.py: ProcessGroupGlooTest",
 )
-@pytest.mark.needs(features=["subgroups"])
+@pytest.mark.needs(features=["subgroups", "timeouts"])
 @pytest.mark.world(2)
 def test_timeouts_of_methods(world: World) -> None:
     """Rank 1 joins no call until rank 0 has seen an error of each; calls of other groups without a timeout wait on."""

@@ -19,6 +19,7 @@ from harness.stacks.collectives import assert_right, refusals
 from suites.collectives.cases import DTYPES, OPS, OPTIONAL, dtypes_of, every_collective
 
 SHORT = timedelta(seconds=1)
+MESSAGES = pytest.mark.needs(features=["messages"])
 
 
 @requirement(
@@ -140,7 +141,14 @@ def test_indivisible_exchange(rank: Rank) -> None:
     source="torch.distributed: all ranks must pass tensors of the same size and dtype; NVIDIA/nccl#1394",
 )
 @pytest.mark.parametrize(
-    "what", ["all_reduce-dtype", "all_reduce-size", "broadcast-size", "recv-larger", "recv-smaller"]
+    "what",
+    [
+        "all_reduce-dtype",
+        "all_reduce-size",
+        "broadcast-size",
+        pytest.param("recv-larger", marks=MESSAGES),
+        pytest.param("recv-smaller", marks=MESSAGES),
+    ],
 )
 @pytest.mark.world(2)
 def test_mismatch_raises(world: World, what: str) -> None:

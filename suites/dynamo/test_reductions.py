@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement
-from harness.stacks.collectives import functional, reduction
+from harness.oracles.collectives import Case
+from harness.stacks.collectives import claimed_cases, functional, reduction
 
 OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "SUM": operator.add,
@@ -30,10 +31,10 @@ def numbers_of(index: int, call: int) -> torch.Tensor:
     return torch.tensor([[3 + index, 6 - index], [12 + call, 5 + 4 * index]])
 
 
-def written(x: torch.Tensor) -> list[torch.Tensor]:
-    """Reduce by every operation in the forms of which a graph has all; half of them scatter."""
+def written(x: torch.Tensor, names: Sequence[str]) -> list[torch.Tensor]:
+    """Reduce by each operation in the forms of which a graph has all; half of them scatter."""
     results = []
-    for name in OPERATIONS:
+    for name in names:
         one, other, mine, own = x * 1, x * 1, x.new_zeros(1, 2), x.new_zeros(1, 2)
         dist.all_reduce(one, reduction(name))
         dist.all_reduce(other, op=reduction(name))
@@ -43,10 +44,10 @@ def written(x: torch.Tensor) -> list[torch.Tensor]:
     return results
 
 
-def returned(x: torch.Tensor) -> list[torch.Tensor]:
-    """Reduce by every operation in the functional forms, of which half scatter."""
+def returned(x: torch.Tensor, names: Sequence[str]) -> list[torch.Tensor]:
+    """Reduce by each operation in the functional forms, of which half scatter."""
     group, results = dist.group.WORLD, []
-    for name in OPERATIONS:
+    for name in names:
         op = name.lower()
         results += [
             functional.all_reduce(x, op, group),
@@ -57,25 +58,35 @@ def returned(x: torch.Tensor) -> list[torch.Tensor]:
     return results
 
 
-def rooted(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Reduce to rank 0 by every operation, by position or by keyword, which breaks the graph."""
-    found = {name: x.clone() for name in OPERATIONS}
-    dist.reduce(found["PRODUCT"], 0, dist.ReduceOp.PRODUCT)
-    dist.reduce(found["MIN"], dst=0, op=dist.ReduceOp.MIN)
-    dist.reduce(found["MAX"], 0, dist.ReduceOp.MAX)
-    dist.reduce(found["BAND"], op=dist.ReduceOp.BAND, group_dst=0)
-    dist.reduce(found["BOR"], 0, dist.ReduceOp.BOR, None)
-    dist.reduce(found["BXOR"], 0, op=dist.ReduceOp.BXOR)
-    dist.reduce(found["SUM"], 0)
+def rooted(x: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Reduce to rank 0 by each operation, by position or by keyword, which breaks the graph."""
+    found = {name: x.clone() for name in names}
+    if "PRODUCT" in found:
+        dist.reduce(found["PRODUCT"], 0, dist.ReduceOp.PRODUCT)
+    if "MIN" in found:
+        dist.reduce(found["MIN"], dst=0, op=dist.ReduceOp.MIN)
+    if "MAX" in found:
+        dist.reduce(found["MAX"], 0, dist.ReduceOp.MAX)
+    if "BAND" in found:
+        dist.reduce(found["BAND"], op=dist.ReduceOp.BAND, group_dst=0)
+    if "BOR" in found:
+        dist.reduce(found["BOR"], 0, dist.ReduceOp.BOR, None)
+    if "BXOR" in found:
+        dist.reduce(found["BXOR"], 0, op=dist.ReduceOp.BXOR)
+    if "SUM" in found:
+        dist.reduce(found["SUM"], 0)
     return found
 
 
-def listed(x: torch.Tensor) -> dict[str, torch.Tensor]:
+def listed(x: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Reduce and scatter lists by some operations, by position or by keyword, which breaks the graph."""
-    found = {name: x.new_zeros(1, 2) for name in ("MAX", "BAND", "SUM")}
-    dist.reduce_scatter(found["MAX"], [x[:1], x[1:]], dist.ReduceOp.MAX)
-    dist.reduce_scatter(found["BAND"], [x[:1], x[1:]], op=dist.ReduceOp.BAND)
-    dist.reduce_scatter(found["SUM"], [x[:1], x[1:]])
+    found = {name: x.new_zeros(1, 2) for name in ("MAX", "BAND", "SUM") if name in names}
+    if "MAX" in found:
+        dist.reduce_scatter(found["MAX"], [x[:1], x[1:]], dist.ReduceOp.MAX)
+    if "BAND" in found:
+        dist.reduce_scatter(found["BAND"], [x[:1], x[1:]], op=dist.ReduceOp.BAND)
+    if "SUM" in found:
+        dist.reduce_scatter(found["SUM"], [x[:1], x[1:]])
     return found
 
 
@@ -92,7 +103,8 @@ def listed(x: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.needs(collective="reduce_scatter_tensor")
 @pytest.mark.world(2)
 def test_operations(world: World) -> None:
-    """Reduce whole numbers by seven operations in all forms, in two calls."""
+    """Reduce whole numbers by seven operations, or those that are claimed, in all forms, in two calls."""
+    names = [case.op for case in claimed_cases([Case("all_reduce", name, torch.int64) for name in OPERATIONS])]
 
     def body(rank: Rank) -> None:
         me = rank.index
@@ -104,12 +116,12 @@ def test_operations(world: World) -> None:
             everyone = [numbers_of(i, call) for i in range(rank.size)]
             right = {name: functools.reduce(combine, everyone) for name, combine in OPERATIONS.items()}
             for function in whole_graphs:
-                found = function(x)
+                found = function(x, names)
                 for number, result in enumerate(found):
-                    name, form = list(OPERATIONS)[number // 4], number % 4
+                    name, form = names[number // 4], number % 4
                     expected = right[name][me : me + 1] if form > 1 else right[name]
                     assert_same(expected, result + 0, f"{name}, form {form} of call {call}")
-            to_root, scattered = (function(x) for function in in_parts)
+            to_root, scattered = (function(x, names) for function in in_parts)
             for name, result in to_root.items():
                 if me == 0:
                     assert_same(right[name], result, f"{name} to rank 0, call {call}")

@@ -89,6 +89,9 @@ MISMATCHED: dict[str, tuple[Call, Make]] = {
 }
 """Outputs that do not fit their inputs: too few of them, of another dtype, or of another size."""
 
+BREAKS = {"all_gather-size"}
+"""Calls that cannot be traced. The graph breaks, and a backend that accepts such tensors has the uncompiled result."""
+
 UNUSUAL: dict[str, tuple[Call, Make]] = {
     "all_gather-scalars": (all_gather, lambda r: ([_zeros(r) for _ in range(r.size)], [_ones(r)])),
     "reduce_scatter-scalars": (reduce_scatter, lambda r: ([_zeros(r)], [_ones(r) for _ in range(r.size)])),
@@ -113,20 +116,20 @@ def _outcome(call: Call, tensors: tuple[Tensors, Tensors]) -> Any:
     """Call a collective and return its output's values, or a word if it raises an error that is not Dynamo's own."""
     try:
         call(*tensors)
+        return [tensor.tolist() for tensor in tensors[0]]  # on an accelerator only this waits
     except dynamo.INTERNAL:
         raise
     except (RuntimeError, ValueError, TypeError, AssertionError):
         return "an error"
-    return [tensor.tolist() for tensor in tensors[0]]
 
 
-def _as_uncompiled(world: World, call: Call, make: Make) -> None:
+def _as_uncompiled(world: World, call: Call, make: Make, breaks: bool = False) -> None:
     def body(rank: Rank) -> None:
         compiled, counter = dynamo.compiled(call, fullgraph=False)
         expected = _outcome(call, make(rank))
         observed = _outcome(compiled, make(rank))
         assert observed == expected, f"uncompiled {expected}, compiled {observed}, in {counter.graphs} graphs"
-        assert observed == "an error" or counter.graphs == 1
+        assert observed == "an error" or counter.graphs == 1 or breaks
 
     world.run(body)
 
@@ -141,7 +144,7 @@ def _as_uncompiled(world: World, call: Call, make: Make) -> None:
 @pytest.mark.each_choice
 def test_mismatched(world: World, case: str) -> None:
     """Where the uncompiled collective accepts such tensors, the compiled one gives the same result."""
-    _as_uncompiled(world, *MISMATCHED[case])
+    _as_uncompiled(world, *MISMATCHED[case], breaks=case in BREAKS)
 
 
 @requirement(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, assert_same, dyadic, requirement
+from harness.profiles.obeyed import in_force
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.limit import runs_with
@@ -215,6 +216,8 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "all_to_all_single": lambda y: dist.all_to_all_single(y.view(-1), y.view(-1) * 3),
     "all_gather": lambda y: dist.all_gather(list(y.view(2, -1)), y.view(2, -1)[1] * 2),
 }
+STRIDED = ("detached and transposed",)
+"""The ways to tensors that are not contiguous."""
 OTHERS = ("data", "data of the gradient")
 """The ways that other collectives than all_reduce take."""
 
@@ -227,10 +230,11 @@ OTHERS = ("data", "data of the gradient")
 @pytest.mark.world(2)
 def test_in_shared_memory(world: World) -> None:
     """All-reduce by every way to the memory of parameters and gradients, and call other collectives by two ways."""
+    dense = in_force().claims.lacks_features("collectives", ["strided"])
+    ways = [how for how in INTO if not (dense and how in STRIDED)]
+    calls = [(name, how) for name in WRITES for how in ways if name == "all_reduce" or how in OTHERS]
 
     def body(rank: Rank) -> None:
-        calls = [(name, how) for name in WRITES for how in INTO if name == "all_reduce" or how in OTHERS]
-
         def everything(xs: list[torch.Tensor]) -> list[torch.Tensor]:
             for x, (name, how) in zip(xs, calls, strict=True):
                 WRITES[name](INTO[how](x))
