@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import _functorch as functorch
 from torch import nn
-from torch._dynamo import compiled_autograd
+from torch._dynamo import compiled_autograd, trace_rules
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
@@ -74,6 +74,9 @@ COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 _OF_ONE_RANK = torch.compiler.config if hasattr(torch.compiler.config, "compile_on_one_rank") else dist.config
 ON_ONE_RANK = f"{_OF_ONE_RANK.__name__}.compile_on_one_rank"
 """The name in PyTorch of the setting of :func:`on_one_rank`, for ``@pytest.mark.needs(torch=)``. It moved in 2.15."""
+
+_FUSED = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
+"""Settings of Inductor that a DDP module with the reducer in Python changes."""
 
 INTERNAL = torch._dynamo.exc.InternalTorchDynamoError
 """The exception that is raised for a mistake of Dynamo's own."""
@@ -142,10 +145,21 @@ def data_in_graphs() -> AbstractContextManager[Any]:
     return context
 
 
-def ddp_mode(mode: bool | str) -> AbstractContextManager[Any]:
-    """Return a context in which ``torch._dynamo.config.optimize_ddp`` has a value."""
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(optimize_ddp=mode)
-    return context
+@contextmanager
+def ddp_mode(mode: bool | str) -> Iterator[None]:
+    """Give ``torch._dynamo.config.optimize_ddp`` a value in a context.
+
+    A DDP module with the reducer in Python lets Dynamo trace DDP's own code and Inductor fuse all-reduces, for as long
+    as the process runs, and static graphs of other modules fail then. Both are undone.
+    """
+    traced = set(trace_rules.LEGACY_MOD_INLINELIST)
+    fused = {name: getattr(torch._inductor.config, name) for name in _FUSED}
+    try:
+        with torch._dynamo.config.patch(optimize_ddp=mode), torch._inductor.config.patch(fused):
+            yield
+    finally:
+        trace_rules.LEGACY_MOD_INLINELIST.intersection_update(traced)
+        trace_rules.get_legacy_mod_inlinelist.cache_clear()
 
 
 def python_reducer() -> AbstractContextManager[Any]:

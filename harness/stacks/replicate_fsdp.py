@@ -159,9 +159,13 @@ def parameters(module: nn.Module) -> Tensors:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor as one device would have it."""
+    """Return a copy of a tensor as one device would have it, where the tensor is."""
     tensor = tensor.detach()
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+    if not isinstance(tensor, DTensor):
+        return tensor.clone()
+    there: Any = tensor.to(tensor.device_mesh.device_type)  # offloaded, and the host may have no collectives
+    result: torch.Tensor = there.full_tensor().to(tensor.device)
+    return result.clone()
 
 
 # for programs

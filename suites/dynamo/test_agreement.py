@@ -17,12 +17,13 @@ from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import flattened, functional
-from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
 from harness.stacks.training import launched, since
 
 WIDE = 512
 """The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
+Cases = dict[str, tuple[Any, tuple[Any, ...]]]
+"""Functions and their arguments, by name."""
 
 
 @requirement(
@@ -284,26 +285,49 @@ def test_meshes_for_every_rank(world: World) -> None:
 def test_more_made_for_every_rank(world: World) -> None:
     """Compare the graphs of both ranks, and what they compute with uncompiled code."""
 
-    def body(rank: Rank) -> list[Any]:
-        mesh, found = rank.mesh(2), []
-        layer = parallelize_module(nn.Embedding(8, 4), mesh, RowwiseParallel(input_layouts=Replicate()))
+    def cases(rank: Rank) -> Cases:
+        layer = parallelize_module(nn.Embedding(8, 4), rank.mesh(2), RowwiseParallel(input_layouts=Replicate()))
         tokens = (torch.arange(6, device=rank.device) * 3) % 8
         x = torch.arange(4.0, device=rank.device) + rank.index
-        shards = DTensor.from_local(x.view(2, 2), mesh, [Shard(0)], run_check=False)
 
         def summed(x: torch.Tensor, group: Any) -> torch.Tensor:
             y = x * 2
             dist.all_reduce(y, group=group)
             return y + 1
 
-        cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
-            "group": (summed, (x, dist.group.WORLD)),
-            "embedding": (layer, (tokens,)),
+        return {"group": (summed, (x, dist.group.WORLD)), "embedding": (layer, (tokens,))}
+
+    check_made_for_every_rank(world, cases)
+
+
+@requirement(
+    "DYN-AGREE-09",
+    "With compile_on_one_rank, a graph with an argument that is a group, an embedding sharded by rows or random shards "
+    "is the same on every rank.",
+    source="torch/distributed/config.py: compile_on_one_rank; test_compile_on_one_rank.py",
+)
+@pytest.mark.needs(torch=dynamo.ON_ONE_RANK)
+@pytest.mark.world(2)
+def test_drawn_for_every_rank(world: World) -> None:
+    """Draw shards, and drop out elements of shards."""
+
+    def cases(rank: Rank) -> Cases:
+        x = torch.arange(4.0, device=rank.device) + rank.index
+        shards = DTensor.from_local(x.view(2, 2), rank.mesh(2), [Shard(0)], run_check=False)
+        return {
+            "random": (lambda d: torch.rand_like(d).to_local(), (shards,)),
+            "dropped": (lambda d: nn.functional.dropout(d).to_local(), (shards,)),
         }
-        if runs_with(">=2.12") or rank.device.type == "cpu":  # 2.11 reads a device's generator while it traces
-            cases["random"] = lambda d: torch.rand_like(d).to_local(), (shards,)
-            cases["dropped"] = lambda d: nn.functional.dropout(d).to_local(), (shards,)
-        for name, (function, arguments) in cases.items():
+
+    check_made_for_every_rank(world, cases)
+
+
+def check_made_for_every_rank(world: World, cases: Callable[[Rank], Cases]) -> None:
+    """Compare graphs that are compiled for every rank, and their results with those of uncompiled code."""
+
+    def body(rank: Rank) -> list[Any]:
+        found = []
+        for name, (function, arguments) in cases(rank).items():
             tracer = Tracer()
             torch.compiler.reset()
             torch.manual_seed(1)

@@ -122,7 +122,11 @@ def test_shapes(world: World, offload: bool) -> None:
             for name, gradient in found.items():
                 right = sum(factors(name, r, s) for r in range(world.size) for s in steps)
                 assert isinstance(right, torch.Tensor)
-                assert_same(right, gradient, f"step {number}, rank {rank}: gradient of {name}")
+                what = f"step {number}, rank {rank}: gradient of {name}"
+                if world.size == 2:
+                    assert_same(right, gradient, what)
+                else:  # a backend may average by multiplying with a rounded third; numbers here are halves
+                    torch.testing.assert_close(gradient, right, rtol=0, atol=2.0**-18, msg=what)
 
 
 @requirement(

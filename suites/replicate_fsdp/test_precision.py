@@ -332,6 +332,7 @@ CONTAINERS: dict[str, tuple[Make, Callable[[Any], list[Any]]]] = {
     "in-a-dataclass": (lambda x, rows: Held([x], One(rows)), lambda given: [*given.x, *given.rows]),  # type: ignore[arg-type]
 }
 """How to put tensors into a container, and what to take out of it again."""
+OWN_SEQUENCES = ("own-list", "own-tuple")
 
 
 class Returning(nn.Module):
@@ -358,6 +359,23 @@ class Returning(nn.Module):
 @pytest.mark.world(2)
 def test_containers(world: World, stack: str) -> None:
     """Pass each by position and by keyword, and return it, with a policy that casts inputs, outputs, both or none."""
+    check_containers(world, stack, [name for name in CONTAINERS if name not in OWN_SEQUENCES])
+
+
+@requirement(
+    "RFSDP-MIX-07",
+    "Floating-point tensors are cast in every kind of container of inputs or outputs, which keeps its class.",
+    source=f"{SOURCE}: param_dtype, cast_forward_inputs, output_dtype",
+)
+@pytest.mark.parametrize("stack", ["sharded", "replicated"])
+@pytest.mark.world(2)
+def test_own_sequences(world: World, stack: str) -> None:
+    """Pass and return a list and a tuple of classes of their own, as the other containers."""
+    check_containers(world, stack, OWN_SEQUENCES)
+
+
+def check_containers(world: World, stack: str, names: Sequence[str]) -> None:
+    """Pass containers by position and by keyword, and return them, with policies that cast inputs, outputs or none."""
     narrow, wide = torch.bfloat16, torch.float64
     policies = [
         (MixedPrecisionPolicy(narrow), narrow, narrow),
@@ -375,7 +393,8 @@ def test_containers(world: World, stack: str) -> None:
                 if stack == "replicated"
                 else fully_shard(model, mesh=rank.mesh(), mp_policy=policy)
             )
-            for name, (make, opened) in CONTAINERS.items():
+            for name in names:
+                make, opened = CONTAINERS[name]
                 what = f"{name}, {policy}"
                 x = torch.full((2,), 1.0 + rank.index, device=rank.device, requires_grad=True)
                 rows = torch.arange(2, device=rank.device)
@@ -395,7 +414,7 @@ def test_containers(world: World, stack: str) -> None:
                 assert x.grad is not None, what
                 assert (x.grad.dtype, x.grad.tolist()) == (torch.float32, [1.0, 1.0]), what
             gradient = replicate_fsdp.gradients(model)["weight"]
-            assert gradient.tolist() == [3.0 * len(CONTAINERS)] * 2, policy
+            assert gradient.tolist() == [3.0 * len(names)] * 2, policy
 
     world.run(body)
 
@@ -427,15 +446,29 @@ class Adapted(nn.Module):
 )
 @pytest.mark.world(2)
 def test_frozen_dtypes(world: World) -> None:
-    """Train a weight among frozen ones of one to three dtypes, registered first or last, under several policies."""
-    half, narrow, single, wide, whole = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
-    dtypes = [(single, [other]) for other in (half, narrow, wide, whole)]
-    dtypes += [
-        (narrow, [single]),
-        (single, [wide, narrow]),
-        (narrow, [narrow, half, whole]),
-        (single, [narrow, single]),
-    ]
+    """Train a weight among frozen ones of one or two dtypes, registered first or last, under several policies."""
+    half, narrow, single, wide = torch.float16, torch.bfloat16, torch.float32, torch.float64
+    dtypes = [(single, [other]) for other in (half, narrow, wide)]
+    dtypes += [(narrow, [single]), (single, [wide, narrow]), (single, [narrow, single])]
+    check_frozen(world, dtypes)
+
+
+@requirement(
+    "RFSDP-FROZEN-02",
+    "Frozen parameters may have other dtypes than the trainable ones beside them, and are cast to param_dtype unless "
+    "they are integers.",
+    source=f"{SOURCE}: param_dtype; torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.world(2)
+def test_frozen_integers(world: World) -> None:
+    """Train a weight beside frozen integers, alone and among others, registered first or last."""
+    half, narrow, single, whole = torch.float16, torch.bfloat16, torch.float32, torch.int8
+    check_frozen(world, [(single, [whole]), (narrow, [narrow, half, whole])])
+
+
+def check_frozen(world: World, dtypes: Sequence[tuple[torch.dtype, Sequence[torch.dtype]]]) -> None:
+    """Train a weight among frozen ones of given dtypes, registered first or last, under several policies."""
+    narrow, single, wide, whole = torch.bfloat16, torch.float32, torch.float64, torch.int8
     policies = [
         MixedPrecisionPolicy(),
         MixedPrecisionPolicy(narrow),
