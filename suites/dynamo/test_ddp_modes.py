@@ -155,6 +155,39 @@ def test_composable(world: World, mode: bool | str, backward: str) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-DDP-75",
+    "A DDP module that is made in one mode of optimize_ddp changes nothing for modules that are compiled in another.",
+    source=f"{SOURCE}; static_graph",
+)
+@pytest.mark.parametrize("mode", [False, True, "python_reducer"])
+@pytest.mark.world(2)
+def test_another_mode_before(world: World, mode: bool | str) -> None:
+    """Make one, and train one of the next mode, whose graph is static, as an uncompiled one."""
+
+    def body(rank: Rank) -> None:
+        def trained(compiles: bool) -> list[list[torch.Tensor | None]]:
+            torch.compiler.reset()
+            model = DistributedDataParallel(Layers(count=2).to(rank.device), static_graph=True)
+            function: Any = torch.compile(model, backend="eager") if compiles else model
+            found = []
+            for step in range(2):
+                model.zero_grad()
+                function(given(rank, step)).sum().backward()
+                found.append(gradients(model))
+            return found
+
+        right = trained(compiles=False)
+        with dynamo.ddp_mode(mode):  # which undoes at its end what the first module did
+            DistributedDataParallel(Layers(count=1).to(rank.device))
+            with dynamo.ddp_mode(True):
+                found = trained(compiles=True)
+        for step, (one, other) in enumerate(zip(right, found, strict=True)):
+            assert_same_gradients(one, other, f"step {step}")
+
+    world.run(body)
+
+
 def doubled(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Multiply a gradient by the state, without a collective."""
     pair[0].mul_(state)
