@@ -416,3 +416,33 @@ def test_ranks_among_overlapping_groups(world: World, first: int) -> None:
                 assert total.item() == sum(10**i for i in pair)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-FUNC-79",
+    "The functional all_to_all_single takes both lists of splits or neither, and refuses what is no whole number.",
+    source="torch.distributed._functional_collectives: all_to_all_single, all_to_all_single_autograd: 'must either be "
+    "specified together or both set to None'",
+)
+@GROUPS
+@pytest.mark.world(3)
+def test_splits_of_one_side(world: World, ranks: tuple[int, ...]) -> None:
+    """Give one list, of equal parts or others, also empty, or what is no list of sizes; then both and none."""
+
+    def body(group: Any, member: int, size: int, device: torch.device) -> None:
+        given = torch.arange(2.0 * size, device=device) + 100 * member
+        equal, uneven, halves = [2] * size, [1, 3, *[2] * (size - 2)], [2.0] * size
+        right = torch.cat([torch.arange(2.0) + 2 * member + 100 * sender for sender in range(size)])
+        for exchange in (functional.all_to_all_single, functional.all_to_all_single_autograd):
+            wrong: list[tuple[Any, Any]] = [(halves, equal), (equal, halves), (["2"] * size, equal)]
+            for splits in (equal, uneven, []):
+                wrong += [(splits, None), (None, splits)]
+            for received, sent in wrong:
+                with pytest.raises((AssertionError, ValueError, RuntimeError, TypeError)):
+                    exchange(given, received, sent, group)
+            with pytest.raises((AssertionError, ValueError, RuntimeError)):
+                functional.wait_tensor(exchange(given[1:], None, None, group))
+            for splits in (equal, None):
+                assert_same(right, functional.wait_tensor(exchange(given, splits, splits, group)), str(splits))
+
+    among(world, ranks, body)

@@ -38,6 +38,7 @@ NEW = [name for name in FUNCTIONAL if "_single_" in name]
 EXCHANGES = ["module", "all_to_all_single", pytest.param("all_to_all_single_autograd", id="functional")]
 EXTREMES = pytest.mark.needs(torch=f"{functional.__name__}.wait_tensors")
 """What came to PyTorch together with gradients of maxima and minima."""
+AVERAGES = pytest.mark.needs(op="AVG")
 IN_PARTS = (
     "scatter",
     "reduce_scatter",
@@ -87,6 +88,8 @@ def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int)
         return differentiable.all_to_all([torch.zeros_like(into) for _ in parts], parts, group)
     if name == "all_to_all_single":
         return differentiable.all_to_all_single(torch.zeros_like(x), x, group=group)
+    if name == "all_reduce-avg":
+        return differentiable.all_reduce(x, dist.ReduceOp.AVG, group)
     return getattr(differentiable, name)(x, group=group)
 
 
@@ -135,7 +138,7 @@ def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: A
     "all_to_all, all_to_all_single, all_reduce",
 )
 @GROUPS
-@pytest.mark.parametrize("name", [*MODULE, "all_reduce"])
+@pytest.mark.parametrize("name", [*MODULE, "all_reduce", pytest.param("all_reduce-avg", marks=AVERAGES)])
 @pytest.mark.world(3)
 def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.objects import of_classes, plain
 from harness import Rank, requirement, spmd
 
 FALSE = (None, False, 0, 0.0, "", b"", (), [], {}, set(), frozenset(), range(0), torch.Size([]))
@@ -112,3 +115,77 @@ def test_tensors_of_every_kind(rank: Rank) -> None:
     for name in ("parameter", "frozen", "leaf", "module"):
         for how, sender, entry in arrived(rank, mine[name]):
             assert described(entry) == described(made(sender)[name]), f"{how}: {name} alone"
+
+
+@requirement(
+    "COLL-OBJECT-76",
+    "An object of any class arrives as an object of this class that is equal to it, if pickle takes it.",
+    source="torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
+    "send_object_list, recv_object_list: 'object must be picklable'",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@spmd(2)
+def test_classes(rank: Rank) -> None:
+    """Give some alone, all in one dictionary, and in a list that holds itself and one of them twice."""
+
+    def assert_alike(entry: Any, right: Any, where: str) -> None:
+        assert type(entry) is type(right), f"{where}: {entry!r}"
+        assert plain(entry) == plain(right), f"{where}: {entry!r}"
+
+    mine = of_classes(rank.index)
+    for how, sender, entry in arrived(rank, mine):
+        right = of_classes(sender)
+        assert list(entry) == list(right), how
+        for name, thing in right.items():
+            assert_alike(entry[name], thing, f"{how}: {name}")
+    for name in ("namespace", "dataclass", "slots", "partial", "class"):
+        for how, sender, entry in arrived(rank, mine[name]):
+            assert_alike(entry, of_classes(sender)[name], f"{how}: {name} alone")
+    knot: list[Any] = [mine["namespace"], mine["namespace"]]
+    knot.append(knot)
+    for how, _, entry in arrived(rank, knot):
+        assert entry[2] is entry, how
+        assert entry[0] is entry[1], how
+
+
+@requirement(
+    "COLL-OBJECT-77",
+    "Collectives of objects and the making of groups do not depend on modes that are set for tensors of the program.",
+    source="torch.device, torch.set_default_device, torch.set_default_dtype, torch.inference_mode; "
+    "torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@spmd(2)
+def test_within_modes(rank: Rank) -> None:
+    """Give objects and a tensor while tensors are made without memory, in double precision, or without gradients."""
+
+    @contextlib.contextmanager
+    def default(setter: Any, value: Any, back: Any) -> Iterator[None]:
+        setter(value)
+        try:
+            yield
+        finally:
+            setter(back)
+
+    modes: dict[str, Any] = {
+        "device as a context": torch.device("meta"),
+        "default device": default(torch.set_default_device, "meta", None),
+        "default dtype": default(torch.set_default_dtype, torch.float64, torch.get_default_dtype()),
+        "inference": torch.inference_mode(),
+        "no gradients": torch.no_grad(),
+    }
+    tensor = torch.arange(3.0) + rank.index
+    for name, mode in modes.items():
+        with mode:
+            for how, sender, entry in arrived(rank, {"of": rank.index, "tensor": tensor}):
+                kind = entry["tensor"].device, entry["tensor"].dtype
+                assert kind == (tensor.device, torch.float32), f"{name}: {how}"
+                assert (entry["of"], entry["tensor"].tolist()) == (sender, [sender + i for i in range(3)]), how
+            group = dist.new_group([1, 0])
+            entries: list[Any] = [None, None]
+            dist.all_gather_object(entries, rank.index, group)
+            assert entries == [0, 1], name
+            dist.barrier(group)
+            dist.destroy_process_group(group)

@@ -302,3 +302,58 @@ def test_made_and_ended(world: World, extended: bool) -> None:
         dist.init_process_group(rank.backend, store=back, rank=me, world_size=3)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-PLUGIN-56",
+    "A registered backend serves its devices by its name, whether these were given as a text, a list or a tuple.",
+    source="torch.distributed.Backend.register_backend: devices, str or list of str; new_group, init_process_group: "
+    "backend, get_backend_config",
+)
+@pytest.mark.world(2, warm=False)
+def test_devices_of_a_backend(world: World) -> None:
+    """Make groups and worlds of each backend, by its name alone or with the device, and reduce in them."""
+
+    def body(rank: Rank) -> None:
+        kind = rank.device.type
+        tensor = torch.ones(2, device=rank.device)
+        made: dict[str, list[Recording]] = {}
+
+        def register(name: str, devices: Any) -> None:
+            def make(store: dist.Store, index: int, size: int, timeout: timedelta) -> Recording:
+                made[name].append(Recording(index, size))
+                return made[name][-1]
+
+            made[name] = []
+            dist.Backend.register_backend(name, make, devices=devices)
+
+        register("of_text", kind)
+        register("of_list", [kind])
+        register("of_tuple", (kind,))
+        register("of_two", ["ve", kind])
+        for name, backends in made.items():
+            devices = ["ve", kind] if name == "of_two" else [kind]
+            assert list(dist.Backend.backend_capability[name]) == devices
+            assert dist.is_backend_available(name)
+            for backend in (name, name.upper(), f"{kind}:{name}"):
+                where = f"{name} as {backend}"
+                group: Any = dist.new_group(backend=backend)
+                assert len(backends) == 1, where
+                configured = {part.split(":")[0] for part in dist.get_backend_config(group).split(",")}
+                assert configured == (set(devices) if ":" not in backend else {kind}), where
+                dist.all_reduce(tensor, group=group)
+                assert [call for call, _ in backends[0].calls] == ["all_reduce"], where
+                dist.destroy_process_group(group)
+                backends.clear()
+        dist.barrier()
+        dist.destroy_process_group()
+        for name, backends in made.items():
+            store = dist.PrefixStore(name, rank.store)
+            dist.init_process_group(name, store=store, rank=rank.index, world_size=2)
+            dist.all_reduce(tensor)
+            assert [call for call, _ in backends[0].calls] == ["all_reduce"], name
+            dist.destroy_process_group()
+        store = dist.PrefixStore("back", rank.store)
+        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+
+    world.run(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, poison
 from harness.stacks.collectives import claimed
 from suites.collectives.cases import DTYPES, OPTIONAL
+
+SHORT = timedelta(seconds=5)
 
 
 def message(sender: int, dtype: torch.dtype = torch.float32, count: int = 7, call: int = 0) -> torch.Tensor:
@@ -471,3 +474,51 @@ def test_requests_in_order(world: World) -> None:
                 )
 
     world.run(body, timeout=8)
+
+
+@requirement(
+    "COLL-P2P-71",
+    "A batch sends a tensor as often as it says, to several ranks or to one.",
+    source="torch.distributed.batch_isend_irecv, P2POp",
+)
+@requirement(
+    "COLL-P2P-72",
+    "A batch may send parts of one tensor, or receive into such parts, as it does with tensors of their own.",
+    source="torch.distributed.batch_isend_irecv, P2POp",
+)
+@pytest.mark.world(3)
+def test_one_tensor_for_several(world: World) -> None:
+    """Members send a tensor twice to every other, and its halves once; in the world, in a group of two, with tags."""
+
+    def body(rank: Rank) -> None:
+        everyone, last = dist.new_group(timeout=SHORT), dist.new_group([2, 1], timeout=SHORT)
+        for group, members in ((everyone, [0, 1, 2]), (last, [1, 2])):
+            if rank.index not in members:
+                continue
+            others = [member for member in members if member != rank.index]
+            for tags in ((0, 0), (5, 6)):
+                whole = outgoing(rank, 8)
+                ops = [dist.P2POp(dist.isend, whole, other, group, tag) for tag in tags for other in others]
+                ops += [dist.P2POp(dist.isend, half, other, group, 7) for other in others for half in whole.chunk(2)]
+                received = {other: incoming(rank, 24).view(3, 8) for other in others}
+                for other, rows in received.items():
+                    ops += [
+                        dist.P2POp(dist.irecv, row, other, group, tag) for row, tag in zip(rows[:2], tags, strict=True)
+                    ]
+                    ops += [dist.P2POp(dist.irecv, half, other, group, 7) for half in rows[2].chunk(2)]
+                for work in dist.batch_isend_irecv(ops):
+                    work.wait()
+                for other, rows in received.items():
+                    assert_same(torch.stack([message(other, count=8)] * 3), rows, f"from {other} of {members}, {tags}")
+                assert_same(message(rank.index, count=8), whole, "what was sent")
+                following = incoming(rank)  # no message is left over
+                ops = [
+                    dist.P2POp(dist.isend, outgoing(rank, call=1), others[0], group),
+                    dist.P2POp(dist.irecv, following, others[-1], group),
+                ]
+                if members == [1, 2]:
+                    for work in dist.batch_isend_irecv(ops):
+                        work.wait()
+                    assert_same(message(others[0], call=1), following, f"the next message, {tags}")
+
+    world.run(body, timeout=20)

@@ -78,6 +78,11 @@ def test_queries(rank: Rank) -> None:
     "get_default_backend_for_device accepts a device by name or as an object, with or without an index.",
     source="torch.distributed.get_default_backend_for_device",
 )
+@requirement(
+    "COLL-CALL-56",
+    "is_torchelastic_launched is true if TORCHELASTIC_RUN_ID is set, whatever else the environment has.",
+    source="torch.distributed.is_torchelastic_launched: 'the existence of TORCHELASTIC_RUN_ID environment variable'",
+)
 @pytest.mark.world(1)
 def test_of_this_process(world: World) -> None:
     """Set, replace and unset the variable; ask for the rank's device in every way, and for one without a backend."""
@@ -92,6 +97,13 @@ def test_of_this_process(world: World) -> None:
             assert (dist.get_node_local_rank(5), dist.get_node_local_rank(fallback_rank=0)) == (5, 0)
             with pytest.raises(RuntimeError, match="LOCAL_RANK"):
                 dist.get_node_local_rank()
+            for name in OF_LAUNCHERS:
+                patch.delenv(name, raising=False)
+            for names in ((), *((name,) for name in OF_LAUNCHERS), OF_LAUNCHERS):
+                with pytest.MonkeyPatch.context() as launched:
+                    for name in names:
+                        launched.setenv(name, "1")
+                    assert dist.is_torchelastic_launched() is ("TORCHELASTIC_RUN_ID" in names), names
         kind = rank.device.type
         names = {dist.get_default_backend_for_device(of) for of in (kind, torch.device(kind), f"{kind}:0")}
         assert names == {dist.Backend.default_device_backend_map[kind]}
@@ -102,6 +114,25 @@ def test_of_this_process(world: World) -> None:
         assert dist.Backend(dist.get_backend().upper()) == dist.get_backend()
 
     world.run(body)
+
+
+OF_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+)
+"""What launchers of processes set, of which only the last is promised to say which launcher it was."""
 
 
 @requirement(

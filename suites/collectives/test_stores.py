@@ -624,3 +624,52 @@ def test_shared_places(world: World, tmp_path: Path) -> None:
         dist.barrier()
 
     world.run(body)
+
+
+@requirement(
+    "COLL-STORE-67",
+    "barrier of a store lets no rank pass before as many as it names have come, and then each of them.",
+    source="torch.distributed.Store: barrier",
+)
+@requirement(
+    "COLL-STORE-68",
+    "barrier of a store raises an error if too few come within its timeout, or else within that of the store.",
+    source="torch.distributed.Store: barrier",
+)
+@pytest.mark.needs(torch="torch.distributed.Store.barrier")
+@pytest.mark.world(3)
+def test_barrier(world: World, tmp_path: Path) -> None:
+    """Each rank comes last in turn, to barriers of all ranks, of two of them and of one, with other keys."""
+
+    def expires(store: Any, *timeout: timedelta) -> None:
+        began = time.monotonic()
+        with pytest.raises((RuntimeError, dist.DistError)):
+            store.barrier(f"nobody else for {len(timeout)}", 2, *timeout)
+        assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5
+
+    def body(rank: Rank) -> None:
+        short = timedelta(seconds=SECONDS)
+        for kind, store in stores(rank, tmp_path, files=False).items():
+            for last in range(3):
+                for count in (3, 2):
+                    key, mine = f"{last} of {count}", (rank.index - last - 1) % 3  # the last one has 2
+                    if mine < 3 - count:
+                        continue
+                    if mine == 2:
+                        store.wait([f"{key} comes {first}" for first in range(3 - count, 2)])
+                        time.sleep(0.03)  # enough to see a rank that does not wait
+                        assert not store.check([f"{key} passed"]), f"{kind}: {key}"
+                    store.set(f"{key} comes {mine}", "")
+                    store.barrier(key, count, *(() if last else (LONG,)))
+                    store.set(f"{key} passed", "")
+                    assert store.check([f"{key} comes {of}" for of in range(3 - count, 3)]), f"{kind}: {key}"
+            store.barrier(f"of {rank.index} alone", 1)
+            if rank.index == 0:
+                expires(store, short)
+        if rank.index == 0:
+            server = dist.TCPStore("127.0.0.1", 0, None, True, timeout=LONG, wait_for_workers=False)
+            expires(server, short)
+            server.set_timeout(short)
+            expires(server)
+
+    world.run(body)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.stacks.collectives import coalescing_manager, issue
+from harness.stacks.collectives import claimed_cases, coalescing_manager, issue
 
 SHORT = timedelta(seconds=1)
 
@@ -46,6 +46,43 @@ def test_second_wait(world: World, collective: str) -> None:
             tensor.fill_(5)
         work.wait()
         assert all((tensor == 5).all() for tensor in results)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-56",
+    "wait() of work that succeeded returns True, with a timeout or without one.",
+    source="torch.distributed.Work.wait: 'Returns: true/false'",
+)
+@pytest.mark.world(2)
+def test_returned(world: World) -> None:
+    """Wait for every collective, a barrier, messages and batches of them, in the world and in a group."""
+    cases = claimed_cases([Case(collective, form="async") for collective in COLLECTIVES])
+
+    def body(rank: Rank) -> None:
+        tensors = [torch.ones(2, device=rank.device) for _ in range(2)]
+        other = 1 - rank.index
+        for group in (dist.group.WORLD, dist.new_group()):
+            for timeout in ((), (timedelta(seconds=20),)):
+                for case in cases:
+                    given = moved(inputs(case, 2, rank.index), rank.device)
+                    expected = outputs(case, 2, rank.index)
+                    in_place = case.collective in IN_PLACE
+                    results = given if in_place else [torch.zeros_like(e, device=rank.device) for e in expected]
+                    work = issue(case, given, results, group)
+                    assert work.wait(*timeout) is True, f"{case}, {timeout}"
+                assert dist.barrier(group, async_op=True).wait(*timeout) is True
+                for message, name in ((dist.isend, "send"), (dist.irecv, "recv"))[:: 1 - 2 * rank.index]:
+                    work = message(tensors[0], other, group=group)
+                    assert work is not None
+                    assert work.wait(*timeout) is True, name
+                ops = [
+                    dist.P2POp(dist.isend, tensors[0], other, group),
+                    dist.P2POp(dist.irecv, tensors[1], other, group),
+                ]
+                for work in dist.batch_isend_irecv(ops):
+                    assert work.wait(*timeout) is True, "batch"
 
     world.run(body)
 

@@ -228,3 +228,54 @@ def test_ignored_of_the_root(world: World) -> None:
         return [module.own.item(), *(g.item() for g in replicate.gradients(module).values())]
 
     assert_on_ranks([[1.0, 1.0, 1.5], [2.0, 2.0, 1.5]], world.run(body))
+
+
+class Scale(nn.Module):
+    """A parameter and a buffer with the value of the rank, of any name, and modules beside them."""
+
+    def __init__(self, value: float, **inner: nn.Module) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), value))
+        self.register_buffer("level", torch.full((1,), value))
+        for name, module in inner.items():
+            self.add_module(name, module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x * self.weight
+        for module in self.children():
+            result = result + module(x)
+        return result
+
+
+@requirement(
+    "DDP-IGN-53",
+    "Only what has the whole name that is given is ignored, not what has this name within its own.",
+    source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",
+)
+@pytest.mark.world(2)
+def test_names_within_names(world: World) -> None:
+    """Ignore a layer whose name is the beginning, the end or the middle of the names of others, by turns."""
+    names = ("head", "overhead", "heads", "overheads", "outer.head", "head.inner", "Head")
+
+    def body(rank: Rank) -> None:
+        own = 1.0 + rank.index
+        for ignored in ("head", "outer.head", "head.inner", "overhead"):
+            for what in ("weight", "level"):
+
+                def made(**inner: nn.Module) -> Scale:
+                    return Scale(own, **inner)
+
+                others = {name: made() for name in ("overhead", "heads", "overheads", "Head")}
+                module = made(head=made(inner=made()), outer=made(head=made()), **others).to(rank.device)
+                replicate.leave_alone(module, [f"{ignored}.{what}"])
+                model = DistributedDataParallel(module)
+                model(torch.full((1, 1), own, device=rank.device)).sum().backward()
+                for name in names:
+                    one: Any = module.get_submodule(name)
+                    is_own = {part: name == ignored and part == what for part in ("weight", "level")}
+                    where = f"{ignored}.{what}: {name}"
+                    assert one.weight.item() == (own if is_own["weight"] else 1.0), where
+                    assert one.level.item() == (own if is_own["level"] else 1.0), where
+                    assert one.weight.grad.item() == (own if is_own["weight"] else 1.5), where
+
+    world.run(body)

@@ -173,6 +173,14 @@ def test_hierarchies(world: World) -> None:
     world.run(body)
 
 
+CLEARED: list[tuple[dict[str, bool], bool]] = [
+    ({}, True),
+    ({"set_to_none": True}, True),
+    ({"set_to_none": False}, False),
+]
+"""Options of zero_grad, and whether gradients are None after it."""
+
+
 class Local:
     """Two parameters in groups of their own, an optimizer with momentum, and post-local SGD from a third step on."""
 
@@ -209,6 +217,11 @@ class Local:
     "A state dict without a step sets a PostLocalSGDOptimizer to its first step, with a warning.",
     source="torch.distributed.optim.PostLocalSGDOptimizer: load_state_dict",
 )
+@requirement(
+    "DDP-AVG-59",
+    "zero_grad of a PostLocalSGDOptimizer clears gradients of all groups, to None or to zero as it is told.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: zero_grad, set_to_none",
+)
 @pytest.mark.world(2)
 def test_post_local_sgd(world: World) -> None:
     """Save before each of nine steps, and load into an optimizer that has not run or that is two steps ahead."""
@@ -241,6 +254,15 @@ def test_post_local_sgd(world: World) -> None:
         added = nn.Parameter(torch.zeros(1, device=rank.device))
         local.optimizer.add_param_group({"params": [added]})
         assert local.inner.param_groups[-1]["params"] == [added]
+        for options, none in CLEARED:
+            for p in (*local.both, added):
+                p.grad = torch.ones_like(p)
+            kept = [p.grad for p in (*local.both, added)]
+            local.optimizer.zero_grad(**options)
+            for p, before in zip((*local.both, added), kept, strict=True):
+                assert (p.grad is None) == none, options
+                assert none or (p.grad is before and not p.grad.any()), options
+                assert not none or before.all(), options
         return seen
 
     first, second = world.run(body)

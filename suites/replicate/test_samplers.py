@@ -55,7 +55,11 @@ def test_dealt(world: World) -> None:
                     assert all(len(order) == len(right) and set(order) <= set(data) for order in orders), where
         whole = [shuffled(range(31), seed, epoch, False, {"num_replicas": 1, "rank": 0}) for seed, epoch in EPOCHS]
         assert [sorted(order) for order in whole] == [list(range(31))] * len(EPOCHS)
-        assert len(set(map(tuple, whole))) == len(EPOCHS) - 1  # seed and epoch are added
+        for (seed, epoch), order in zip(EPOCHS, whole, strict=True):  # seed and epoch are added
+            alike = [(s, e) for (s, e), other in zip(EPOCHS, whole, strict=True) if other == order]
+            assert alike == [(s, e) for s, e in EPOCHS if s + e == seed + epoch]
+        unnamed: Any = DistributedSampler(range(31), 1, 0)  # type: ignore[arg-type]
+        assert list(unnamed) == whole[0]
         for (seed, epoch), order in zip(EPOCHS, whole, strict=True):
             for drop in (False, True):
                 assert shuffled(range(31), seed, epoch, drop, {}) == dealt(order, 3, drop)[rank.index], (seed, epoch)
@@ -63,7 +67,7 @@ def test_dealt(world: World) -> None:
     world.run(body)
 
 
-EPOCHS = [(0, 0), (0, 1), (1, 0), (0, 2), (7, 3)]
+EPOCHS = [(0, 0), (0, 1), (1, 0), (0, 2), (7, 3), (7, 0), (5, 5), (2, 1), (9, 1)]
 """Seeds and epochs."""
 
 

@@ -23,9 +23,8 @@ NO_COLLECTIVE = {
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
-        "get_backend_config"
-        " get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
-        " is_torchelastic_launched is_ucc_available is_xccl_available"
+        "get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
+        " is_ucc_available is_xccl_available"
     ),
 }
 NO_FUNCTIONAL_COLLECTIVE = {

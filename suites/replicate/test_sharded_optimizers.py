@@ -1,0 +1,211 @@
+"""ZeroRedundancyOptimizer, which divides an optimizer's state among the ranks of a replicated model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from harness import Rank, World, assert_same, requirement
+
+SOURCE = "torch.distributed.optim.ZeroRedundancyOptimizer"
+SHAPES = ((3, 4), (2,), (5,), (1, 1), (2, 3), (7,))
+OPTIMIZERS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {
+    torch.optim.SGD: {"lr": 0.5, "momentum": 0.5},
+    torch.optim.AdamW: {"lr": 0.25, "weight_decay": 0.125},
+}
+
+
+class Pair:
+    """Parameters twice: with a sharded optimizer, and with the optimizer that it shards, which has all of them."""
+
+    def __init__(self, rank: Rank, kind: type[torch.optim.Optimizer], group: Any, **options: Any) -> None:
+        numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in SHAPES]
+        self.sharded, self.whole = ([nn.Parameter(n.to(rank.device)) for n in numbers] for _ in range(2))
+        given = OPTIMIZERS[kind]
+        self.zero: Any = ZeroRedundancyOptimizer(groups_of(self.sharded), kind, process_group=group, **options, **given)
+        self.plain: Any = kind(groups_of(self.whole), **given)
+
+    @property
+    def both(self) -> tuple[tuple[list[nn.Parameter], Any], tuple[list[nn.Parameter], Any]]:
+        return (self.sharded, self.zero), (self.whole, self.plain)
+
+    def step(self, number: int, *, closure: bool = False) -> None:
+        """Run a step of both with the same gradients, and compare the parameters."""
+
+        def gradients(parameters: list[nn.Parameter]) -> float:
+            for i, p in enumerate(parameters):
+                p.grad = torch.full_like(p, 0.5 + i - number)
+            return 8.0 + number
+
+        for parameters, optimizer in self.both:
+            if closure:
+                assert optimizer.step(lambda parameters=parameters: gradients(parameters)) == 8.0 + number
+            else:
+                gradients(parameters)
+                optimizer.step()
+        self.compare(f"step {number}")
+
+    def compare(self, when: str) -> None:
+        for i, (one, other) in enumerate(zip(self.sharded, self.whole, strict=True)):
+            assert_same(other.detach().cpu(), one.detach(), f"{when}, parameter {i}")
+        assert options_of(self.zero) == options_of(self.plain), when
+
+
+def groups_of(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return two groups, of which the second has a learning rate of its own, without the last two parameters."""
+    return [{"params": parameters[:2]}, {"params": parameters[2:4], "lr": 0.125}]
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+@requirement(
+    "DDP-ZERO-51",
+    "A ZeroRedundancyOptimizer steps as the optimizer that it shards, with every option that its groups have then.",
+    source=f"{SOURCE}: step, param_groups, parameters_as_bucket_view, process_group; torch.optim.lr_scheduler",
+)
+@requirement(
+    "DDP-ZERO-52",
+    "A ZeroRedundancyOptimizer can get more groups, and clears the gradients of all to None or to zero.",
+    source=f"{SOURCE}: add_param_group, zero_grad",
+)
+@pytest.mark.world(3)
+def test_steps(world: World) -> None:
+    """A scheduler and the program change options between steps, also with a closure; in the world and in a group."""
+
+    def body(rank: Rank) -> None:
+        two = dist.new_group([1, 2])
+        for group in (None, two):
+            if group is two and rank.index == 0:
+                continue
+            for kind in OPTIMIZERS:
+                for views in (False, True):
+                    pair = Pair(rank, kind, group, parameters_as_bucket_view=views)
+                    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for _, o in pair.both]
+                    for number in range(7):
+                        for parameters, optimizer in pair.both:
+                            if number == 3:  # one option of one group
+                                optimizer.param_groups[1]["weight_decay"] = 0.25
+                            if number == 4:
+                                optimizer.param_groups[0]["lr"] *= 2
+                            if number == 5:
+                                optimizer.add_param_group({"params": parameters[4:], "lr": 2.0})
+                        pair.step(number, closure=number % 3 == 1)
+                        for scheduler in schedulers:
+                            scheduler.step()
+                    assert options_of(pair.zero) == options_of(pair.plain)
+                    for none in (False, True):
+                        pair.zero.zero_grad(set_to_none=none)
+                        for p in pair.sharded:
+                            assert p.grad is None if none else not p.grad.any()
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-ZERO-53",
+    "A ZeroRedundancyOptimizer keeps each state on one rank, and consolidates them on the rank that it is told alone.",
+    source=f"{SOURCE}: consolidate_state_dict, state_dict",
+)
+@requirement(
+    "DDP-ZERO-54",
+    "A ZeroRedundancyOptimizer goes on with a loaded state dict as the optimizer that it shards does.",
+    source=f"{SOURCE}: load_state_dict",
+)
+@pytest.mark.world(2)
+def test_states(world: World) -> None:
+    """Consolidate on each rank in turn, and load this into a new optimizer, after steps with another rate."""
+
+    def body(rank: Rank) -> int:
+        for kind in OPTIMIZERS:
+            pair = Pair(rank, kind, None)
+            with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+                pair.zero.state_dict()
+            for number in range(2):
+                pair.step(number)
+                for _, optimizer in pair.both:
+                    optimizer.param_groups[1]["lr"] *= 0.5
+            for target in range(2):
+                pair.zero.consolidate_state_dict(to=target)
+                right = pair.plain.state_dict()
+                if rank.index == target:
+                    found = pair.zero.state_dict()
+                    assert found["param_groups"] == right["param_groups"]
+                    assert sorted(found["state"]) == sorted(right["state"])
+                    for number, state in right["state"].items():
+                        assert list(found["state"][number]) == list(state)
+                        for name, value in state.items():
+                            assert_same(value.cpu(), found["state"][number][name], f"{number}: {name}")
+                else:
+                    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+                        pair.zero.state_dict()
+                other = Pair(rank, kind, None)
+                for (parameters, optimizer), (from_, _) in zip(other.both, pair.both, strict=True):
+                    for p, value in zip(parameters, from_, strict=True):
+                        p.data.copy_(value.data)
+                    optimizer.load_state_dict(copy.deepcopy(right))
+                for number in range(2, 4):
+                    other.step(number)
+        return len(pair.zero.optim.state)
+
+    assert sum(world.run(body)) == 4  # of four parameters in groups
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer whose step has an argument of its own and no closure; its groups count the steps."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, factor: float = 1.0) -> None:  # type: ignore[override]
+        """Subtract multiples of the gradients."""
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for p in group["params"]:
+                p.data -= group["lr"] * factor * p.grad
+
+
+@requirement(
+    "DDP-ZERO-55",
+    "A ZeroRedundancyOptimizer passes arguments of step on, and has the options that the optimizer adds to groups.",
+    source=f"{SOURCE}: step, optimizer_class, defaults; torch.optim.Optimizer: param_groups",
+)
+@requirement(
+    "DDP-ZERO-56",
+    "A ZeroRedundancyOptimizer refuses parameters that are missing, no tensors or of several dtypes.",
+    source=f"{SOURCE}: params: 'requires that all of the passed-in parameters are the same dense type'",
+)
+@pytest.mark.world(2)
+def test_own_optimizers(world: World) -> None:
+    """An optimizer of the program's own; then what is no list of parameters."""
+
+    def body(rank: Rank) -> None:
+        both = [[nn.Parameter(torch.full((2,), 1.0 + i, device=rank.device)) for i in range(3)] for _ in range(2)]
+        zero, plain = ZeroRedundancyOptimizer(both[0], Counting, lr=0.5), Counting(both[1], lr=0.5)
+        for number, options in enumerate(({}, {"factor": 2.0}, {"factor": 0.25}), start=1):
+            for parameters, optimizer in zip(both, (zero, plain), strict=True):
+                for p in parameters:
+                    p.grad = torch.full_like(p, float(number))
+                optimizer.step(**options)
+            assert [p.tolist() for p in both[0]] == [p.tolist() for p in both[1]]
+            assert zero.param_groups[0]["steps"] == number
+        wrong: list[tuple[Any, type[Exception]]] = [
+            ([], ValueError),
+            (both[0][0], TypeError),
+            (None, TypeError),
+            ([both[0][0], 1.0], TypeError),
+            ([both[0][0], nn.Parameter(both[0][1].double())], ValueError),
+        ]
+        for parameters, error in wrong:
+            with pytest.raises(error):
+                ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.5)
+        dist.barrier()
+
+    world.run(body)
