@@ -489,6 +489,65 @@ def test_pending(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+LATER: dict[str, Operator] = {
+    "sum": torch.add,
+    "difference": torch.sub,
+    "product": torch.mul,
+    "quotient": torch.div,
+    "quotient in place": lambda a, b: a.clone().div_(b),
+    "floored quotient": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "truncated quotient": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "remainder": torch.remainder,
+    "power": torch.pow,
+    "angle": torch.atan2,
+    "logaddexp": torch.logaddexp,
+    "xlogy": torch.xlogy,
+    "maximum": torch.maximum,
+    "comparison": torch.lt,
+    "where": lambda a, b: torch.where(a > 3, a, b),
+    "condition": lambda a, b: torch.where(b > 3, a, 0),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "clamp": lambda a, b: torch.clamp(a, max=b),
+    "number minus": lambda a, b: 3 - b,
+    "number by": lambda a, b: 3 / b,
+    "number to the power": lambda a, b: 2**b,
+    "plain number by": lambda a, b: torch.tensor(3.0, dtype=torch.float64) / b,
+    "reciprocal": lambda a, b: b.reciprocal(),
+    "product of matrices": lambda a, b: a @ b.t(),
+    "product of a column": lambda a, b: a / b[:, :1],
+    "mean of a sum": lambda a, b: a.sum() / b.sum(),
+}
+"""Functions of two tensors, of which the second one is pending."""
+
+
+@requirement(
+    "TP-OP-06",
+    "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2)
+def test_pending_later(world: World) -> None:
+    """Put a number or another tensor before it, which is replicated and sharded, or for all but sums either of them."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        whole, parts = A.to(rank.device).abs() + 1, torch.stack([A, B]).to(rank.device).abs() + 1
+        for i, (name, operator) in enumerate(LATER.items()):
+            for j, (op, reduced) in enumerate(REDUCED.items()):
+                turn: Placement = (Replicate(), Shard(0), Shard(1))[(i + j) % 3]
+                for layout in (Replicate(), Shard(i % 2)) if op == "sum" else (turn,):
+                    pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
+                    found = operator(distributed(whole, layout, rank, mesh), pending)
+                    if not _same(operator(whole, reduced(parts, 0)), found.full_tensor()):
+                        wrong.append(f"{name} of {layout} and {op}")
+                    if not torch.equal(parts[rank.index], pending.to_local()):
+                        wrong.append(f"{name} of {layout} and {op}: changes the pending tensor")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
     """Return whether two tensors have one dtype and shape, and equal values once rounded to float32."""
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):

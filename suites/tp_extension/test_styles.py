@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fixtures.placements import laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 
@@ -223,6 +225,128 @@ def test_source_of_data(world: World, source: str, key: str) -> None:
         weight: Any = layer.weight
         expected = chunk((numbers(12, 6) + 100 * index).to(rank.device), rank.size, rank.index, 0)
         assert_same(expected, weight.to_local(), "local part of the weight")
+
+    world.run(body)
+
+
+def given_to(module: nn.Module, mesh: DeviceMesh) -> DTensor:
+    """Return the replicated input of one of the layers in STYLES."""
+    width: Any = getattr(module, "in_features", 6)
+    x = numbers(2, 4) % 5 if isinstance(module, nn.Embedding) else numbers(2, 4, width) % 7
+    if isinstance(module, nn.Embedding):
+        x = x.long()
+    return DTensor.from_local(x.to(mesh.device_type), mesh, [Replicate()], run_check=False)
+
+
+@requirement(
+    "TP-PLAN-75",
+    "A style object that has parallelized a module treats the module of another call as a new object would.",
+    source=f"{SOURCE}: parallelize_module: parallelize_plan, device_mesh, src_data_rank",
+)
+@pytest.mark.world(2)
+def test_style_again(world: World) -> None:
+    """Every source of data comes after each, with two meshes in turn, and with the style alone or in a plan."""
+
+    def body(rank: Rank) -> None:
+        meshes = rank.mesh(2, 1, names=("both", "alone"))
+        for key, (make, parallel) in STYLES.items():
+            style, made = parallel(), []
+            other = 0 if parallel is SequenceParallel else 100  # which takes each rank's data, as is documented
+            for call, source in enumerate((None, None, 0, 0, 1, 1, None, 1, 0, None)):
+                what, alone, modules = f"{key}, call {call}", call % 4 == 3, []
+                mesh = meshes["alone" if alone else "both"]
+                options: Any = {} if source == 0 else {"src_data_rank": source and source * (not alone)}
+                for applied in style, parallel():
+                    module = make().to(rank.device)
+                    with torch.no_grad():
+                        for parameter in module.parameters():
+                            parameter.copy_(numbers(*parameter.shape) % 11 + other * rank.index)
+                    plan: Any = applied if call % 3 else {"layer": applied}
+                    parallelize_module(module if call % 3 else nn.ModuleDict({"layer": module}), mesh, plan, **options)
+                    modules.append(module)
+                of = rank.index if source is None or alone else source
+                for name, own in modules[0].named_parameters():
+                    fresh: Any = modules[1].get_parameter(name)
+                    assert isinstance(own, DTensor), what
+                    assert (own.placements, own.device_mesh) == (fresh.placements, mesh), f"{what}: {name}"
+                    right = (numbers(*own.shape) % 11 + other * of).to(rank.device)
+                    assert_same(laid_out(right, mesh, own.placements), own.to_local().detach(), f"{what}: {name}")
+                with torch.no_grad():
+                    outputs = [whole(module(given_to(module, mesh))) for module in modules]
+                assert_same(outputs[1], outputs[0], f"{what}: output")
+                made.append((modules[0], mesh, outputs[1]))
+            for call, (module, mesh, output) in enumerate(made):
+                with torch.no_grad():
+                    assert_same(output, whole(module(given_to(module, mesh))), f"{key}, call {call}: output after all")
+        rows: Any = {"input_layouts": (Shard(0), None), "desired_input_layouts": (Replicate(), None)}
+        back: Any = {"output_layouts": (Replicate(), None), "desired_output_layouts": (Shard(0), None)}
+        prepare = PrepareModuleInputOutput(**rows, **back, use_local_input=True)
+        told = [(name, parallelize_module(Told(), meshes[name], prepare)) for name in ("both", "alone", "both")]
+        x = numbers(4, 3).to(rank.device)
+        for i in 0, 1, 2, 1, 0:
+            name, module = told[i]
+            part = chunk(x, meshes[name].size(), meshes[name].get_local_rank())
+            assert_same(part, module(part, None)[0], f"prepared output {i}, {name}")
+            assert_same(x, module.seen[0], f"prepared input {i}, {name}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-76",
+    "Distributing a module that a style or distribute_module has distributed raises an error on every rank, and "
+    "changes nothing.",
+    source="torch.distributed.tensor.distribute_module; torch.distributed.tensor.parallel.parallelize_module",
+)
+@pytest.mark.world(2)
+def test_twice(world: World) -> None:
+    """Name the module by the same style object, a new one or a plan, or distribute it with each function or none."""
+
+    def body(rank: Rank) -> None:
+        mesh, called = rank.mesh(), []
+
+        def partition(name: str, module: nn.Module, on: Any) -> None:
+            called.append(name)
+
+        def taken(of: Any, values: Any, on: Any) -> Any:
+            called.append(values)
+            return values
+
+        functions = ({}, {"partition_fn": partition}, {"input_fn": taken}, {"output_fn": taken})
+        for key, (make, parallel) in STYLES.items():
+            style = parallel()
+            for first in "style", "plan", "distribute_module":
+                what = f"{key} after {first}"
+                module = make().to(rank.device)
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        parameter.copy_(numbers(*parameter.shape) % 11)
+                root = nn.ModuleDict({"layer": module})
+                if first == "style":
+                    parallelize_module(module, mesh, style)
+                elif first == "plan":
+                    parallelize_module(root, mesh, {"lay*": style})
+                else:
+                    distribute_module(module, mesh)
+                before = dict(module.named_parameters())
+                with torch.no_grad():
+                    right = module(given_to(module, mesh))
+                plans: list[Any] = [style, parallel(), {"layer": style}, {"*": parallel()}]
+                for plan in plans:
+                    with pytest.raises(RuntimeError, match="once"):
+                        parallelize_module(root if isinstance(plan, dict) else module, mesh, plan)
+                for options in functions:
+                    with pytest.raises(RuntimeError, match="once"):
+                        distribute_module(module, mesh, **options)
+                after = dict(module.named_parameters())
+                assert after.keys() == before.keys(), what
+                assert all(after[name] is parameter for name, parameter in before.items()), what
+                with torch.no_grad():
+                    assert_same(whole(right), whole(module(given_to(module, mesh))), what)
+            twice = nn.ModuleDict({"layer": make().to(rank.device)})
+            with pytest.raises(RuntimeError, match="once"):
+                parallelize_module(twice, mesh, {"layer": style, "l*": parallel()})
+        assert not called
 
     world.run(body)
 
