@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo import compiled_autograd, trace_rules
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
+from torch.autograd import Variable
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
@@ -39,6 +40,7 @@ __all__ = [
     "GraphCounter",
     "agreeing",
     "apply",
+    "at_end_of_backward",
     "budget",
     "cached_as",
     "checkpointed",
@@ -178,10 +180,15 @@ def inflight_inputs(*value: bool) -> AbstractContextManager[Any]:
     return functional.allow_inflight_collective_as_graph_input_ctx(*value)
 
 
-def compiled_backward(backend: Any) -> AbstractContextManager[Any]:
+def compiled_backward(backend: Any, **options: Any) -> AbstractContextManager[Any]:
     """Return a context in which backwards are compiled, including hooks. ``backend`` is a name or a function."""
-    context: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend))
+    context: AbstractContextManager[Any] = compiled_autograd._enable(torch.compile(backend=backend, **options))
     return context
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Have a function called at the end of the backward that is under way."""
+    Variable._execution_engine.queue_callback(callback)
 
 
 def compiled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -135,5 +136,66 @@ def test_hooks(world: World, backend: str) -> None:
             assert (right is None) == (result is None), name
             if right is not None and result is not None:
                 assert_same(right, result, name)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-57",
+    "Under compiled autograd, callbacks for the end of the backward are called then, each once and in their order.",
+    source="torch/_dynamo/external_utils.py: FakeCompiledAutogradEngine; torch/autograd/variable.py: queue_callback",
+)
+@requirement(
+    "DYN-HOOK-58",
+    "Under compiled autograd, a callback for the end of the backward may queue others, which are called after it.",
+    source="torch/_dynamo/external_utils.py: FakeCompiledAutogradEngine; torch/autograd/variable.py: queue_callback",
+)
+@pytest.mark.world(2)
+def test_callbacks(world: World) -> None:
+    """Queue callbacks from hooks of two weights, some of which queue others or reduce gradients; run two steps."""
+
+    def body(rank: Rank) -> None:
+        def trained(backend: str) -> list[Any]:
+            torch.compiler.reset()
+            found: list[Any] = []
+            names: list[str] = []
+            one, other = (torch.full((2,), value, device=rank.device, requires_grad=True) for value in (2.0, 3.0))
+
+            def halve() -> None:
+                names.append("halve")
+                one.grad.div_(2)  # type: ignore[union-attr]
+
+            def reduce() -> None:
+                names.append("reduce")
+                dist.all_reduce(one.grad)
+                dynamo.at_end_of_backward(halve)
+
+            def begin() -> None:
+                names.append("begin")
+                dynamo.at_end_of_backward(reduce)
+
+            def add() -> None:
+                names.append("add")
+                other.grad.add_(one.grad)  # type: ignore[union-attr, arg-type]
+
+            def of_one(parameter: torch.Tensor) -> None:
+                dynamo.at_end_of_backward(begin)
+
+            def of_other(parameter: torch.Tensor) -> None:
+                dynamo.at_end_of_backward(add)
+
+            one.register_post_accumulate_grad_hook(of_one)
+            other.register_post_accumulate_grad_hook(of_other)
+            for step in range(2):
+                loss = (one * (rank.index + 1 + step)).sum() + (other * 5).sum()
+                with dynamo.compiled_backward(backend, fullgraph=True) if backend else nullcontext():
+                    loss.backward()
+                found.append(
+                    (sorted(names[:2]), names[2:], [p.grad.tolist() for p in (one, other) if p.grad is not None])
+                )
+                names.clear()
+            return found
+
+        assert trained("eager") == trained("")
 
     world.run(body)

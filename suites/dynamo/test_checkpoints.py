@@ -149,3 +149,71 @@ def test_wrapped_layers(world: World) -> None:
         assert counter.graphs == 1
 
     world.run(body)
+
+
+@requirement(
+    "DYN-CKPT-55",
+    "The backward of a compiled checkpointed region that others follow does not launch the collective that it ends "
+    "with.",
+    source="torch.utils.checkpoint: checkpoint; torch/_functorch/partitioners.py",
+)
+@requirement(
+    "DYN-CKPT-56",
+    "Compiled code with several checkpointed regions has the gradients of the same code without checkpoints.",
+    source="torch.utils.checkpoint: checkpoint",
+)
+@pytest.mark.world(2)
+def test_regions_in_a_row(world: World) -> None:
+    """Follow regions that end with a collective by others, which end or begin with one or have none."""
+
+    def body(rank: Rank) -> None:
+        def ends(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce((x * w).square(), "sum", dist.group.WORLD)
+
+        def begins(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x * w, "sum", dist.group.WORLD).square() * w
+
+        def has_none(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return (x * w).square()
+
+        rows: dict[str, tuple[tuple[Callable[..., torch.Tensor], ...], int]] = {
+            "three that end": ((ends, ends, ends), 0),
+            "an end, nothing, an end": ((ends, has_none, ends), 0),
+            "an end and a beginning": ((ends, begins), 1),
+            "two beginnings": ((begins, begins), 2),
+        }
+        counts = {}
+        for name, (regions, _) in rows.items():
+
+            def run(x: torch.Tensor, w: torch.Tensor, apply: Any, regions: Any = regions) -> torch.Tensor:
+                for region in regions:
+                    x = apply(region, x, w)
+                return x.sum()
+
+            def checkpointed(x: torch.Tensor, w: torch.Tensor, run: Any = run) -> torch.Tensor:
+                result: torch.Tensor = run(x, w, partial(checkpoint, use_reentrant=False))
+                return result
+
+            def plain(x: torch.Tensor, w: torch.Tensor, run: Any = run) -> torch.Tensor:
+                result: torch.Tensor = run(x, w, lambda region, x, w: region(x, w))
+                return result
+
+            def gradients(function: Any) -> list[torch.Tensor]:
+                x = torch.tensor([0.5, 1.0 + rank.index], device=rank.device, requires_grad=True)
+                w = torch.tensor([1.0, 0.5], device=rank.device, requires_grad=True)
+                function(x, w).backward()
+                assert x.grad is not None
+                assert w.grad is not None
+                return [x.grad + 0, w.grad + 0]
+
+            torch.compiler.reset()
+            tracer = Tracer("aot_eager")
+            found = gradients(torch.compile(checkpointed, backend=tracer, fullgraph=True))
+            for one, other in zip(gradients(plain), found, strict=True):
+                assert_same(one, other, name)
+            (backward,) = tracer.backwards
+            of_gradients = len(regions) - regions.count(has_none)
+            counts[name] = len(backward.collectives()) - of_gradients
+        assert counts == {name: count for name, (_, count) in rows.items()}
+
+    world.run(body)

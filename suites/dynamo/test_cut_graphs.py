@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -400,5 +401,53 @@ def test_strides(world: World) -> None:
         for number, (one, other) in enumerate(zip(*found, strict=True)):
             assert_same(one.detach(), other.detach(), f"tensor {number}")
             assert one.stride() == other.stride(), f"tensor {number}"
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-DDP-75",
+    "Hooks for saved tensors around a compiled model under DDP with several buckets get the numbers that are saved.",
+    source=f"{SOURCE}; torch.autograd.graph: saved_tensors_hooks",
+)
+@requirement(
+    "DYN-DDP-76",
+    "A compiled model under DDP with several buckets has the same gradients under hooks for saved tensors that store "
+    "copies.",
+    source=f"{SOURCE}; torch.autograd.graph: saved_tensors_hooks",
+)
+@pytest.mark.world(2)
+def test_hooks_of_saved_tensors(world: World) -> None:
+    """Store copies in a list, from the first call on or only in the second one."""
+
+    def body(rank: Rank) -> None:
+        def does(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> torch.Tensor:
+            return c(b(a(x).square()).square())
+
+        for first in (0, 1):
+            stored: list[torch.Tensor] = []
+
+            def pack(tensor: torch.Tensor, stored: list[torch.Tensor] = stored) -> int:
+                assert type(tensor) in (torch.Tensor, nn.Parameter), type(tensor)
+                stored.append(tensor.detach().clone())
+                return len(stored) - 1
+
+            plain, model, tracer = wrapped(does, rank), wrapped(does, rank), Tracer("aot_eager")
+            function = compiled(model, tracer)
+            for step in range(2):
+                what, hooked = f"step {step}, hooks from {first} on", step >= first
+                x = given(rank, step)
+                right = plain(x)
+                stored.clear()
+                with torch.autograd.graph.saved_tensors_hooks(pack, stored.__getitem__) if hooked else nullcontext():
+                    found = function(x)
+                assert bool(stored) == hooked, what
+                assert_same(right.detach(), found.detach(), what)
+                for y in (right, found):
+                    y.sum().backward()
+                for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                    assert_same(one.grad, other.grad, f"gradient, {what}")
+                    one.grad = other.grad = None
+            assert len(tracer.graphs) > 1
 
     world.run(body)

@@ -1,0 +1,233 @@
+"""A torch.autograd.Function with collectives, compiled: its arguments, its context, and when it reduces gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+from harness import Rank, World, assert_same, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
+from harness.stacks.training import launched, since
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+class Scaled(Function):
+    """Sum x * w * factor over ranks; the context keeps two tensors, a number and a shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.factor, ctx.shape = factor, x.shape
+        return summed(x * w * factor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        gradient = summed(gradient) * ctx.factor
+        return (gradient * w).view(ctx.shape), gradient * x, None
+
+
+class Apart(Function):
+    """The same, but the context is set apart from the forward, and has the output, too."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, w: torch.Tensor, factor: float) -> torch.Tensor:
+        return summed(x * w * factor) + 0
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        x, w, ctx.factor = inputs
+        ctx.save_for_backward(w, output, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        w, output, x = ctx.saved_tensors
+        gradient = gradient * ctx.factor + output
+        return gradient * w, gradient * x, None
+
+
+class Needed(Function):
+    """Sum those gradients over ranks that are needed, as tensor parallelism does, with one collective for each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.factor = factor
+        return x * w * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        of_x = summed(gradient * w * ctx.factor) if ctx.needs_input_grad[0] else None
+        of_w = summed(gradient * x * ctx.factor) if ctx.needs_input_grad[1] else None
+        assert not ctx.needs_input_grad[2]
+        return of_x, of_w, None
+
+
+class Told(Function):
+    """Return a product, and two sums over ranks that are marked as not differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, factor: float) -> Outputs:
+        ctx.save_for_backward(x, w)
+        total, most = summed(x.detach() * factor) + 0, summed(w.detach()).sum()
+        ctx.mark_non_differentiable(total, most)
+        return total, x * w, most
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, gradient: torch.Tensor, last: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return gradient * w, gradient * x, None
+
+
+class Dirty(Function):
+    """Sum the first of two tensors over ranks in place."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor, w: torch.Tensor) -> Outputs:
+        ctx.save_for_backward(w)
+        ctx.mark_dirty(h)
+        dist.all_reduce(h)
+        return h, w * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, other: torch.Tensor) -> Any:
+        (w,) = ctx.saved_tensors
+        return gradient * 10, other * w
+
+
+def _marked_dirty(x: torch.Tensor, w: torch.Tensor) -> Outputs:
+    h = x * w
+    y, doubled = Dirty.apply(h, w)
+    return y * 2 + h, doubled
+
+
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "saved": lambda x, w: (Scaled.apply(x, w, 3.0),),
+    "setup_context": lambda x, w: (Apart.apply(x, w, 3.0),),
+    "needs_input_grad": lambda x, w: (Needed.apply(x, w, 3.0),),
+    "mark_non_differentiable": lambda x, w: Told.apply(x, w, 3.0),
+    "mark_dirty": _marked_dirty,
+}
+
+
+@requirement(
+    "DYN-AUTOFN-51",
+    "A compiled autograd.Function with collectives has the outputs and the gradients of the uncompiled one.",
+    source="torch.autograd.Function; torch.autograd.function.FunctionCtx: save_for_backward, mark_dirty",
+)
+@requirement(
+    "DYN-AUTOFN-52",
+    "The outputs of a compiled autograd.Function require gradients exactly if those of the uncompiled one do.",
+    source="torch.autograd.function.FunctionCtx: mark_non_differentiable",
+)
+@requirement(
+    "DYN-AUTOFN-53",
+    "A compiled autograd.Function launches in each pass the collectives that the uncompiled one launches.",
+    source="torch.autograd.function.FunctionCtx: needs_input_grad",
+)
+@requirement(
+    "DYN-AUTOFN-54",
+    "If a compiled autograd.Function is called several times before the backwards, each backward has its own context.",
+    source="torch.autograd.function.FunctionCtx: save_for_backward",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, gradients of such compiled functions are zeros")
+@pytest.mark.world(2)
+def test_contexts(world: World) -> None:
+    """Both tensors need gradients, or either one does; call twice, and run the backwards in the order of the calls."""
+
+    def body(rank: Rank) -> None:
+        def tried(function: Callable[..., Any], needed: tuple[bool, bool]) -> tuple[list[Any], list[Any]]:
+            before = launched()
+            x, w = (torch.tensor([k, 3.0 + rank.index], device=rank.device).requires_grad_(needed[k]) for k in (0, 1))
+            calls = [function(x + call, w) for call in range(2)]
+            facts: list[Any] = [since(before), *(y.requires_grad for outputs in calls for y in outputs)]
+            tensors: list[Any] = [y.detach() + 0 for outputs in calls for y in outputs]
+            for call, outputs in enumerate(calls):
+                before = launched()
+                of_loss = [(y * (call + 1)).sum() for y in outputs if y.requires_grad]
+                torch.stack(of_loss).sum().backward()
+                gradients = [t.grad for t in (x, w)]
+                facts += [since(before), *(g is None for g in gradients)]
+                tensors += [g + 0 for g in gradients if g is not None]
+            return facts, tensors
+
+        for name, call in CALLS.items():
+            if name == "mark_dirty" and runs_with("<2.13"):
+                continue  # before 2.13, it has no effect on compiled code
+            for backend in ("eager", "aot_eager") if name.startswith("mark_") else ("eager",):
+                compiled, counter = dynamo.compiled(call, backend=backend)
+                cases = [(True, True)]
+                if backend == "eager" and name in ("needs_input_grad", "mark_non_differentiable"):
+                    cases += [(True, False), (False, True)]
+                for needed in cases:
+                    what = f"{name}, {backend}, gradients needed {needed}"
+                    facts, right = tried(call, needed)
+                    found = tried(compiled, needed)
+                    assert found[0] == facts, what
+                    for one, other in zip(right, found[1], strict=True):
+                        assert_same(one, other, what)
+                assert counter.graphs == len(cases), name
+
+    world.run(body)
+
+
+class Shifted(Function):
+    """Sum x * before over ranks and add two numbers of different weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, before: Any, after: float, last: float = 0.0) -> torch.Tensor:
+        ctx.by = before * 2 + after * 100 + last * 10000
+        return summed(x * before) + after * 100 + last * 10000
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.by, None, None, None
+
+
+ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "positions": lambda x: Shifted.apply(x, 3.0, 5.0, 7.0),
+    "in order": lambda x: Shifted.apply(x, 3.0, after=5.0, last=7.0),
+    "reversed": lambda x: Shifted.apply(x, 3.0, last=7.0, after=5.0),
+    "turned": lambda x: Shifted.apply(x, after=5.0, last=7.0, before=3.0),
+    "tensor last": lambda x: Shifted.apply(last=7.0, before=3.0, after=5.0, x=x),
+    "another tensor": lambda x: Shifted.apply(x, last=7.0, after=5.0, before=x.detach()),
+}
+
+
+@requirement(
+    "DYN-AUTOFN-55",
+    "A compiled autograd.Function has each argument under its name, in whatever order the call gives it.",
+    source="torch.autograd.Function.apply",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, apply takes no keyword arguments")
+@pytest.mark.world(2)
+def test_names_of_arguments(world: World) -> None:
+    """Give four arguments by position and by name, in orders that differ from the forward's."""
+
+    def body(rank: Rank) -> None:
+        for name, call in ORDERS.items():
+            compiled, counter = dynamo.compiled(call, backend="eager")
+            found = []
+            for function in (call, compiled):
+                x = torch.tensor([2.0, 3.0 + rank.index], device=rank.device, requires_grad=True)
+                y = function(x)
+                y.sum().backward()
+                found.append((y.tolist(), [] if x.grad is None else x.grad.tolist()))
+            assert found[0] == found[1], name
+            assert counter.graphs == 1, name
+
+    world.run(body)

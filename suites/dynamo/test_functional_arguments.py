@@ -1,0 +1,110 @@
+"""What functional collectives are given, compiled and uncompiled: names of operations, and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+
+SOURCE = "torch/distributed/_functional_collectives.py"
+BACKENDS = ("", "aot_eager")
+"""How a function is run: uncompiled, or compiled by a backend."""
+
+
+def run_by(backend: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function uncompiled, or compiled as if for the first time."""
+    return dynamo.compiled(function, backend=backend, **options)[0] if backend else function
+
+
+def _reduced(x: torch.Tensor, op: str) -> list[torch.Tensor]:
+    """Reduce in four forms, of which the last two scatter."""
+    group = dist.group.WORLD
+    return [
+        functional.all_reduce(x, op, group) + 0,
+        functional.all_reduce_coalesced([x * 1, x], op, group)[1] + 0,
+        functional.reduce_scatter_tensor(x, op, 0, group) + 0,
+        functional.reduce_scatter_tensor_coalesced([x * 1, x], op, [0, 0], group)[1] + 0,
+    ]
+
+
+@requirement(
+    "DYN-ARG-52",
+    "The result of a functional sum and its gradient are the same whether sum is written in small letters or in "
+    "capitals.",
+    source=f"{SOURCE}: all_reduce_backward, reduce_scatter_tensor_backward",
+)
+@pytest.mark.needs(collective="reduce_scatter_tensor")
+@pytest.mark.world(2)
+def test_spelling(world: World) -> None:
+    """Write sum in two ways in four forms, run them uncompiled and compiled, and take gradients."""
+
+    def body(rank: Rank) -> None:
+        me, spelled = rank.index, ("SUM", "sum")
+        for backend in BACKENDS:
+
+            def call(*given: torch.Tensor) -> list[list[torch.Tensor]]:
+                return [_reduced(x, op) for x, op in zip(given, spelled, strict=True)]
+
+            function = run_by(backend, call)
+            given = [torch.tensor([1.0 + me, 5.0 - me], device=rank.device, requires_grad=True) for _ in spelled]
+            results = function(*given)
+            for op, x, found in zip(spelled, given, results, strict=True):
+                what = f"{op}, {backend or 'uncompiled'}"
+                whole = [3.0, 9.0]
+                assert [y.tolist() for y in found] == [whole, whole, whole[me : me + 1], whole[me : me + 1]], what
+                gradients = []
+                for y in found:
+                    (gradient,) = torch.autograd.grad((y * (me + 2)).sum(), x, retain_graph=True)
+                    gradients.append(gradient.tolist())
+                assert gradients == [[5.0, 5.0], [5.0, 5.0], [2.0, 3.0], [2.0, 3.0]], what
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-ARG-53",
+    "A functional all_to_all_single is given the splits of both sides or of neither, and otherwise raises an error.",
+    source=f"{SOURCE}: all_to_all_single",
+)
+@pytest.mark.needs(collective="all_to_all_single")
+@pytest.mark.world(2, 3)
+def test_splits(world: World) -> None:
+    """Leave out the splits of one side, equal or not, of one dimension or two; then exchange with both or none."""
+
+    def body(rank: Rank) -> None:
+        size, me = rank.size, rank.index
+        equal, ragged = [2] * size, [1] * (size - 1) + [size + 1]
+        forms = {"plain": functional.all_to_all_single, "autograd": functional.all_to_all_single_autograd}
+        whole = torch.arange(2.0 * size, device=rank.device) + 10 * me
+        for form, exchange in forms.items():
+            for backend in BACKENDS:
+                for x in (whole, torch.stack([whole, whole + 100], 1)):
+
+                    def call(x: torch.Tensor, out: Any, given: Any, exchange: Any = exchange) -> torch.Tensor:
+                        result: torch.Tensor = exchange(x, out, given, dist.group.WORLD)
+                        return result + 0
+
+                    function = run_by(backend, call, fullgraph=False)
+                    what = f"{form}, {backend or 'uncompiled'}, {x.ndim} dimensions"
+                    for one in (equal, ragged):
+                        for out, given in ((one, None), (None, one)):
+                            try:
+                                function(x, out, given)
+                            except dynamo.INTERNAL:
+                                raise
+                            except (AssertionError, RuntimeError, ValueError, TypeError):
+                                continue
+                            raise AssertionError(f"{what}, {out} and {given}: there is no error")
+                    mine = x[2 * me : 2 * me + 2] - 10 * me
+                    right = torch.cat([mine + 10 * i for i in range(size)])
+                    for splits in (None, equal) if form == "plain" else (equal,):
+                        assert torch.equal(function(x, splits, splits), right), what
+
+    world.run(body)

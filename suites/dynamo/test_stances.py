@@ -1,0 +1,165 @@
+"""The stances of the compiler, which say when compiled code with collectives is compiled anew, used, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch.compiler.set_stance"
+
+
+class Backend:
+    """A backend that counts the graphs that it is given, and how often they run."""
+
+    def __init__(self) -> None:
+        self.graphs = self.runs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*arguments: Any) -> Any:
+            self.runs += 1
+            return graph(*arguments)
+
+        return run
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many graphs, and how many runs."""
+        return self.graphs, self.runs
+
+
+def summed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    x = x * y.numel()
+    dist.all_reduce(x)
+    return x + 1
+
+
+def check(function: Callable[..., torch.Tensor], rank: Rank, sizes: tuple[int, ...], alike: bool) -> None:
+    """Call with sizes that change on all ranks, or on the last one alone."""
+    for size in sizes:
+        mine = size if alike or rank.index == rank.size - 1 else 2
+        others = size if alike else 2
+        x = torch.full((2,), 1.0 + rank.index, device=rank.device)
+        right = 1 + sum((1.0 + i) * (size if i == rank.size - 1 else others) for i in range(rank.size))
+        found = function(x, torch.ones(mine, device=rank.device)).tolist()
+        assert found == [right] * 2, (size, found, right)
+
+
+STANCES: dict[str, tuple[int, int]] = {
+    "default": (2, 4),
+    "force_eager": (0, 0),
+    "eager_on_recompile": (0, 2),
+    "fail_on_recompile": (0, 2),
+}
+"""Of each stance, how many graphs and runs are added by calls with sizes 2, 3, 2 and 4 after one with 2."""
+
+
+@requirement(
+    "DYN-STANCE-51",
+    "Each stance of the compiler compiles code with collectives anew, uses it, or runs it uncompiled, as documented.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-STANCE-52",
+    "In each stance of the compiler, code with collectives has the right sums, also if one rank alone has a new size.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_stances(world: World) -> None:
+    """Set each stance by a context, by a decorator and for good, and return to the default, which compiles again."""
+
+    def body(rank: Rank) -> None:
+        def decorated(stance: str, call: Callable[[], None]) -> None:
+            torch.compiler.set_stance(stance)(call)()
+
+        def within(stance: str, call: Callable[[], None]) -> None:
+            with torch.compiler.set_stance(stance):
+                call()
+
+        def for_good(stance: str, call: Callable[[], None]) -> None:
+            torch.compiler.set_stance(stance)
+            try:
+                call()
+            finally:
+                torch.compiler.set_stance("default")
+
+        ways = (within, decorated, for_good)
+        for number, (stance, (graphs, runs)) in enumerate(STANCES.items()):
+            for alike in (True, False):
+                torch.compiler.reset()
+                backend = Backend()
+                function = torch.compile(summed, backend=backend, dynamic=False, fullgraph=True)
+                sized = alike or rank.index == rank.size - 1
+                way = ways[(number + alike) % 3]
+                what = (stance, way.__name__, alike)
+
+                def calls(function: Any = function, stance: str = stance, alike: bool = alike) -> None:
+                    if stance == "fail_on_recompile":
+                        check(function, rank, (2,), alike)
+                        with pytest.raises(RuntimeError, match=stance):
+                            function(torch.ones(2, device=rank.device), torch.ones(3, device=rank.device))
+                        check(function, rank, (2,), alike)
+                    else:
+                        check(function, rank, (2, 3, 2, 4), alike)
+
+                check(function, rank, (2,), alike)
+                assert backend.counts == (1, 1), what
+                way(stance, calls)
+                of_same_size = {"force_eager": (0, 0), "fail_on_recompile": (0, 2)}.get(stance, (0, 4))
+                more, again = (graphs, runs) if sized else of_same_size
+                assert backend.counts == (1 + more, 1 + again), what
+                check(function, rank, (5, 2), alike)
+                assert backend.counts == (1 + more + sized, 3 + again), what
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-STANCE-53",
+    "With the stance eager_then_compile, the first call of code with collectives is not compiled, and later ones are.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-STANCE-55",
+    "With skip_guard_eval_unsafe, code with collectives that was compiled for some sizes is used for each of them.",
+    source=f"{SOURCE}: skip_guard_eval_unsafe",
+)
+@requirement(
+    "DYN-STANCE-54",
+    "With force_backend, code with collectives is compiled by that backend alone, until the stance ends.",
+    source=f"{SOURCE}: force_backend",
+)
+@pytest.mark.world(2)
+def test_later_and_elsewhere(world: World) -> None:
+    """Call three times under the stance, three times with another backend, and then with few guards."""
+
+    def body(rank: Rank) -> None:
+        torch.compiler.reset()
+        backend, other = Backend(), Backend()
+        function = torch.compile(summed, backend=backend, dynamic=False, fullgraph=True)
+        with torch.compiler.set_stance("eager_then_compile"):
+            check(function, rank, (2,), True)
+            assert backend.counts == (0, 0)
+            check(function, rank, (2, 2), True)
+            assert backend.counts == (1, 2)
+        torch.compiler.reset()
+        function = torch.compile(summed, backend=backend, dynamic=False, fullgraph=True)
+        with torch.compiler.set_stance(force_backend=other):
+            check(function, rank, (2, 3, 2), True)
+        assert backend.counts == (1, 2)
+        assert other.counts == (2, 3)
+        check(function, rank, (4, 3), True)
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+            check(function, rank, (3, 4, 3), True)
+        assert backend.counts == (3, 7)
+        assert other.counts == (2, 3)
+
+    world.run(body)
