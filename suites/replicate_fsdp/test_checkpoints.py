@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.checkpoint"
 
@@ -95,8 +96,8 @@ def test_values(world: World, tmp_path: Path) -> None:
 
 @requirement(
     "RFSDP-CHECKPOINT-52",
-    "What is saved with several threads, in one file or many for each rank, is loaded as if with one, however many "
-    "tensors and other values there are.",
+    "A checkpoint that several threads write, in one file or many for each rank, has all tensors and other values, "
+    "however many.",
     source=f"{SOURCE}.FileSystemWriter: thread_count, single_file_per_rank",
 )
 @pytest.mark.world(2)
@@ -139,6 +140,8 @@ def test_threads(world: World, tmp_path: Path) -> None:
 def stagers(rank: Rank) -> dict[str, Any]:
     """Create every stager that needs no accelerator."""
     made: dict[str, Any] = {"blocking": BlockingAsyncStager()}
+    if runs_with("<2.13"):  # a DefaultStager of earlier versions stages only once
+        return made
     for shared, apart in ((False, False), (True, False), (False, True)):
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=shared, use_async_staging=apart, use_non_blocking_copy=False

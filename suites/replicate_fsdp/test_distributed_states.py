@@ -187,7 +187,7 @@ def test_tied(world: World, stack: str) -> None:
 
 @requirement(
     "RFSDP-DICT-51",
-    "A state dict of several optimizers has the states and groups of each, and loads into them in any order.",
+    "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
     source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
 )
 @pytest.mark.parametrize("stack", STACKS)
