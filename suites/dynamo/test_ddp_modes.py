@@ -156,7 +156,7 @@ def test_composable(world: World, mode: bool | str, backward: str) -> None:
 
 
 @requirement(
-    "DYN-DDP-75",
+    "DYN-DDP-96",
     "A DDP module that is made in one mode of optimize_ddp changes nothing for modules that are compiled in another.",
     source=f"{SOURCE}; static_graph",
 )

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fixtures import states
+from fixtures import optimizer_groups, states
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 
@@ -183,3 +183,55 @@ def test_tied(world: World, stack: str) -> None:
         return replicate_fsdp.apply(model, rank, groups=False) if stack == "replicated" else model
 
     world.run(lambda rank: states.check_tied(rank, together))
+
+
+@requirement(
+    "RFSDP-DICT-51",
+    "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
+    source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_several_optimizers(world: World, stack: str) -> None:
+    """Divide three layers among two or three optimizers, and load them in the same and in the reverse order."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: optimizer_groups.check_several(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-52",
+    "Loading an optimizer's state gives each group the settings that were saved for its parameters, in any order.",
+    source=f"{SOURCE}: set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_order_of_groups(world: World, stack: str) -> None:
+    """Load three groups in three other orders, and parameters in the reverse order within each group."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: optimizer_groups.check_order(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-02",
+    "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
+    source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_tensor_rates(world: World, stack: str) -> None:
+    """Learning rates are tensors, one for all groups or one for each, of three kinds of optimizers before a step."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: optimizer_groups.check_tensor_rates(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-53",
+    "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
+    source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_missing_optimizer_states(world: World, stack: str) -> None:
+    """One parameter, two or none lack a state, and a state of an unknown one is there besides."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: optimizer_groups.check_missing_states(rank, distribute))

@@ -1,0 +1,228 @@
+"""Distributed checkpoints of sharded modules: what is no tensor, threads that write, and states that are staged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.fsdp import fully_shard
+
+from fixtures.states import assert_equal, copied, whole
+from fixtures.tensors import numbers
+from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
+
+SOURCE = "torch.distributed.checkpoint"
+
+
+def model(rank: Rank, factor: float = 1.0) -> Any:
+    """Shard a linear layer unevenly, and one evenly."""
+    made = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4, bias=False))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(numbers(*parameter.shape) * factor)
+    return fully_shard(made.to(rank.device))
+
+
+def progress(step: int) -> dict[str, Any]:
+    """Return numbers, texts, and containers of them, at several depths; none of a step is that of another."""
+    return {
+        "epoch": step,
+        "trainer": {
+            "step": 10 * step,
+            "name": f"run {step}",
+            "best": step / 4,
+            "nothing": None if step % 2 else 0,
+            "on": bool(step % 2),
+            "deeper": {"tokens": 2**40 + step, "deepest": {"names": [f"{step}", step], "pair": (step, -step)}},
+            "listed": [{"seed": step}, {"seed": step + 1}],
+        },
+        "phases": [step, [step + 1]],
+        "": {"a.b": step, "3": {"c": step}},
+    }
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-51",
+    "Loading a checkpoint sets numbers, texts and other values that are no tensors, at every depth of a state.",
+    source=f"{SOURCE}: save, load; DefaultLoadPlanner",
+)
+@pytest.mark.world(2)
+def test_values(world: World, tmp_path: Path) -> None:
+    """Load all of a state or a part of it, and one that has more, which is refused unless it may be partial."""
+
+    def body(rank: Rank) -> None:
+        state = {"model": model(rank).state_dict(), **progress(1)}
+        right = whole(state)
+        checkpoint.save(state, checkpoint_id=tmp_path / "all")
+        loaded: dict[str, Any] = {"model": model(rank, -2.0).state_dict(), **progress(2)}
+        checkpoint.load(loaded, checkpoint_id=tmp_path / "all")
+        assert_equal(right, whole(loaded), "all")
+        for part in ("epoch",), ("trainer", "step"), ("trainer", "deeper", "tokens"), ("trainer", "listed"):
+            loaded = {}
+            inner, value = loaded, progress(2)
+            for key in part:
+                value = value[key]
+                inner = inner.setdefault(key, {}) if key != part[-1] else inner
+            inner[part[-1]] = value
+            checkpoint.load(loaded, checkpoint_id=tmp_path / "all")
+            found, value = loaded, right
+            for key in part:
+                assert list(found) == [key], part
+                found, value = found[key], value[key]
+            assert_equal(value, found, str(part))
+        more = {"epoch": 0, "trainer": {"step": 0, "unknown": 5}, "unknown": "kept"}
+        with pytest.raises(checkpoint.CheckpointException, match="unknown"):
+            checkpoint.load(copied(more), checkpoint_id=tmp_path / "all")
+        planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
+        checkpoint.load(more, checkpoint_id=tmp_path / "all", planner=planner)
+        assert more == {"epoch": 1, "trainer": {"step": 10, "unknown": 5}, "unknown": "kept"}
+        flat: dict[str, Any] = {**model(rank).state_dict(), "step": 7, "name": "flat", "listed": [1, {"a": 2}]}
+        planners = checkpoint.DefaultSavePlanner(False), checkpoint.DefaultLoadPlanner(False, False)
+        checkpoint.save(flat, checkpoint_id=tmp_path / "flat", planner=planners[0])
+        loaded = {**model(rank, -2.0).state_dict(), "step": 0, "name": "", "listed": []}
+        checkpoint.load(loaded, checkpoint_id=tmp_path / "flat", planner=planners[1])
+        assert_equal(whole(flat), whole(loaded), "flat")
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-52",
+    "A checkpoint that several threads write, in one file or many for each rank, has all tensors and other values, "
+    "however many.",
+    source=f"{SOURCE}.FileSystemWriter: thread_count, single_file_per_rank",
+)
+@pytest.mark.world(2)
+def test_threads(world: World, tmp_path: Path) -> None:
+    """Save no, one or many values that are no tensors beside no, some or many tensors, with one to eight threads."""
+    ways = [(threads, single) for threads in (1, 2, 3, 8) for single in (True, False)]
+
+    def body(rank: Rank) -> None:
+        for number, (tensors, values) in enumerate(itertools.product(range(3), range(3))):
+            if not tensors and not values:
+                continue
+
+            def made(step: int, tensors: int = tensors, values: int = values) -> dict[str, Any]:
+                state: dict[str, Any] = {"one": step} if values == 1 else progress(step) if values == 2 else {}
+                if tensors:
+                    state["model"] = model(rank, step).state_dict()
+                if tensors == 2:
+                    state["more"] = {str(i): torch.full((i,), step + i, device=rank.device) for i in range(5)}
+                return state
+
+            # every kind of state with three ways, and every way with several states
+            for threads, single in ways[number % 3 :: 3]:
+                what = f"{tensors=}, {values=}, {threads=}, {single=}"
+                folder, options = tmp_path / str(number) / f"{threads}{single}", {"sync_files": False}
+                writer = checkpoint.FileSystemWriter(
+                    folder,
+                    thread_count=threads,
+                    single_file_per_rank=single,
+                    per_thread_copy_ahead=number * 8,
+                    **options,
+                )
+                checkpoint.save(made(1), storage_writer=writer)
+                loaded = made(2)
+                checkpoint.load(loaded, storage_reader=checkpoint.FileSystemReader(folder))
+                assert_equal(whole(made(1)), whole(loaded), what)
+
+    world.run(body)
+
+
+def stagers(rank: Rank) -> dict[str, Any]:
+    """Create every stager that needs no accelerator."""
+    made: dict[str, Any] = {"blocking": BlockingAsyncStager()}
+    if runs_with("<2.13"):  # a DefaultStager of earlier versions stages only once
+        return made
+    for shared, apart in ((False, False), (True, False), (False, True)):
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=shared, use_async_staging=apart, use_non_blocking_copy=False
+        )
+        made[f"{shared=}, {apart=}"] = DefaultStager(options)
+    return made
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.world(2)
+def test_staged(world: World) -> None:
+    """Stage a model and its optimizer three times with each stager, train between, and stage other states besides."""
+
+    def body(rank: Rank) -> None:
+        for name, stager in stagers(rank).items():
+            net = model(rank)
+            sgd = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5, foreach=False)
+            for step in range(3):
+                what = f"{name}, step {step}"
+                state: dict[str, Any] = {"model": net.state_dict(), **progress(step)}
+                state["sgd"] = sgd.state_dict()["state"]
+                tensor = torch.arange(6.0, device=rank.device) + step
+                state["views"] = {"whole": tensor, "part": tensor[1::2], "turned": tensor.view(2, 3).T}
+                state["new"] = {str(i): torch.full((step + 1,), i, device=rank.device) for i in range(step)}
+                right, local = whole(copied(state)), {n: p.to_local().clone() for n, p in net.state_dict().items()}
+                staged = stager.stage(state)
+                staged = staged.result() if hasattr(staged, "result") else staged
+                net(torch.ones(1, 2, device=rank.device)).sum().backward()
+                sgd.step()
+                sgd.zero_grad()
+                tensor.zero_()
+                for n, tensor in staged["model"].items():
+                    assert tensor.to_local().device.type == "cpu", what
+                    assert torch.equal(tensor.to_local(), local[n].cpu()), f"{what}: {n}"
+                    assert tensor.placements == state["model"][n].placements, f"{what}: {n}"
+                if rank.device.type == "cpu":
+                    assert_equal(right["sgd"], whole(staged["sgd"]), what)
+                assert_equal({k: right[k] for k in ("views", "new", *progress(0))}, rest(staged), what)
+            stager.close()
+
+    world.run(body)
+
+
+def rest(staged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is in a staged state besides a model and its optimizer."""
+    return {key: value for key, value in staged.items() if key not in ("model", "sgd")}
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-54",
+    "Each of several asynchronous saves with one stager saves the values that the model had when it was called.",
+    source=f"{SOURCE}.async_save: async_stager",
+)
+@pytest.mark.world(2)
+def test_saved_asynchronously(world: World, tmp_path: Path) -> None:
+    """Save twice with each stager, or without one, and change the model after each call."""
+
+    def body(rank: Rank) -> None:
+        for name, stager in {"none": None, **stagers(rank)}.items():
+            net = model(rank)
+            for step in range(2):
+                what, folder = f"{name}, step {step}", tmp_path / f"{name}{step}"
+                state = {"model": net.state_dict(), **progress(step)}
+                right = whole(copied(state))
+                try:
+                    saved: Any = checkpoint.async_save(state, checkpoint_id=folder, async_stager=stager)
+                except AssertionError:  # the group has collectives for an accelerator only
+                    assert rank.device.type != "cpu", what
+                    return
+                if hasattr(saved, "staging_completion"):
+                    saved.staging_completion.result()
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        parameter.mul_(2.0)
+                getattr(saved, "upload_completion", saved).result()
+                loaded = {"model": model(rank, -2.0).state_dict(), **progress(5)}
+                checkpoint.load(loaded, checkpoint_id=folder)
+                assert_equal(right, whole(loaded), what)
+
+    world.run(body)

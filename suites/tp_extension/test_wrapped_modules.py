@@ -1,0 +1,539 @@
+"""FSDP1 without tensor parallelism: policies, hooks, clipping, accumulation, settings of states, new parameters."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    LocalStateDictConfig,
+    MixedPrecision,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import (
+    CustomPolicy,
+    ModuleWrapPolicy,
+    lambda_auto_wrap_policy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
+
+from harness import Rank, World, requirement
+
+SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
+STRATEGIES = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD)
+
+
+class Weight(nn.Module):
+    """Multiply by a factor and by the sum of a weight, each element of which then has the gradient ``factor * x``."""
+
+    def __init__(self, size: int, factor: float) -> None:
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.ones(size)), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.weight.sum() * x
+
+
+class Outer(Weight):
+    """Such a module, plus others."""
+
+    def __init__(self, size: int, factor: float, *others: nn.Module) -> None:
+        super().__init__(size, factor)
+        self.others = nn.ModuleList(others)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = super().forward(x) + torch.stack([other(x) for other in self.others]).sum(0)
+        return result
+
+
+def wrapped(rank: Rank, module: nn.Module, **options: Any) -> Any:
+    warnings.simplefilter("ignore")  # of NO_SHARD and of state_dict_type, which are deprecated
+    return FullyShardedDataParallel(module.to(rank.device), device_id=rank.device, **options)
+
+
+def nested(rank: Rank, inner: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Wrap a weight of four elements inside a module with one of eight; an input of 1 gives gradients of 3 and 5."""
+    part = wrapped(rank, Weight(4, 3.0), **options | (inner or {}))
+    return wrapped(rank, Outer(8, 5.0, part), **options)
+
+
+def own(model: nn.Module) -> set[float]:
+    """Return the values of this rank's gradients, without the zeros that fill shards up."""
+    return {value for p in model.parameters() if p.grad is not None for value in p.grad.flatten().tolist() if value}
+
+
+def inputs(rank: Rank) -> torch.Tensor:
+    """Return an input of 1, 2, ... for the ranks."""
+    return torch.full((1,), 1.0 + rank.index, device=rank.device)
+
+
+@requirement(
+    "TP-WRAP-51",
+    "A wrapping policy wraps the modules that it chooses and no others, without those that are ignored.",
+    source="torch/distributed/fsdp/wrap.py: CustomPolicy, ModuleWrapPolicy, lambda_auto_wrap_policy, "
+    "transformer_auto_wrap_policy, size_based_auto_wrap_policy",
+)
+@pytest.mark.world(2)
+def test_chosen(world: World) -> None:
+    """Choose by class, by a function, by a function's settings or by size; ignore one of two chosen modules."""
+
+    def body(rank: Rank) -> None:
+        big = functools.partial(size_based_auto_wrap_policy, min_num_params=6)
+        of_class = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Outer})
+
+        def chosen(module: nn.Module) -> bool:
+            return isinstance(module, Weight) and module.factor in (3.0, 5.0)
+
+        policies: dict[str, tuple[Any, set[str]]] = {
+            "class": (ModuleWrapPolicy({Outer}), {"1"}),
+            "classes": (ModuleWrapPolicy([Weight]), {"0", "1", "1.others.0", "1.others.1"}),
+            "transformer": (of_class, {"1"}),
+            "lambda": (functools.partial(lambda_auto_wrap_policy, lambda_fn=chosen), {"0", "1.others.1"}),
+            "custom": (CustomPolicy(chosen), {"0", "1.others.1"}),
+            "settings": (CustomPolicy(lambda m: {"forward_prefetch": True} if chosen(m) else {}), {"0", "1.others.1"}),
+            "none": (CustomPolicy(lambda module: False), set()),
+            "size": (big, {"0", "1"}),
+        }
+        for (name, (policy, right)), ignore in itertools.product(policies.items(), (None, "0", "1.others.1")):
+            model = nn.Sequential(Weight(8, 3.0), Outer(5, 4.0, Weight(2, 7.0), Weight(4, 5.0)))
+            ignored = [model.get_submodule(ignore)] if ignore else None
+            names = {module: path for path, module in model.named_modules()}
+            found = wrapped(rank, model, auto_wrap_policy=policy, ignored_modules=ignored)
+            modules = {names[module.module] for module in FullyShardedDataParallel.fsdp_modules(found)} - {""}
+            assert modules == right - {ignore}, f"{name}, {ignore=}: {modules}"
+        for wrong in (None, 1, "a"):
+            with pytest.raises(ValueError, match="lambda_fn"):
+                wrapped(rank, Weight(2, 1.0), auto_wrap_policy=CustomPolicy(lambda module, wrong=wrong: wrong))
+
+    world.run(body)
+
+
+@requirement(
+    "TP-WRAP-52",
+    "Settings that a CustomPolicy gives for a module apply to that module, and the root's to all others.",
+    source="torch.distributed.fsdp.wrap.CustomPolicy",
+)
+@pytest.mark.world(2)
+def test_settings_of_one_module(world: World) -> None:
+    """Give a strategy or dtypes for each module in turn, or the same dict for two, beside modules with the root's."""
+    low = MixedPrecision(param_dtype=torch.bfloat16)
+
+    def body(rank: Rank) -> None:
+        settings: list[dict[str, Any]] = [{"sharding_strategy": ShardingStrategy.NO_SHARD}, {"mixed_precision": low}]
+        paths = ["0", "1", "1.others.0", "2"]
+        for given, picked in itertools.product(
+            settings, [*([path] for path in paths), ["0", "2"], ["1.others.0", "2"]]
+        ):
+            what, before = f"{given}, {picked}", dict(given)
+            model = nn.Sequential(Weight(4, 1.0), Outer(4, 1.0, Weight(4, 1.0)), Weight(4, 1.0))
+            names = {module: path for path, module in model.named_modules()}
+            seen: dict[str, tuple[bool, torch.dtype]] = {}
+
+            def note(module: Any, arguments: Any, seen: Any = seen, names: Any = names) -> None:
+                seen[names[module]] = (module.weight.numel() == 4, module.weight.dtype)
+
+            def policy(module: nn.Module, given: Any = given, picked: Any = picked, names: Any = names) -> Any:
+                return given if names[module] in picked else isinstance(module, Weight)
+
+            for path in paths:
+                model.get_submodule(path).register_forward_pre_hook(note)
+            whole = wrapped(rank, model, auto_wrap_policy=CustomPolicy(policy), use_orig_params=True)
+            local = {names[m]: sum(p.numel() for p in m.parameters(recurse=False)) for m in names if names[m] in paths}
+            whole(inputs(rank)).sum().backward()
+            assert given == before, f"{what}: changed"
+            unsharded, cast = "sharding_strategy" in given, "mixed_precision" in given
+            for path in paths:
+                right = (4 if unsharded and path in picked else 2, cast and path in picked)
+                assert (local[path], seen[path][1] == torch.bfloat16) == right, f"{what}: {path}"
+            assert whole.sharding_strategy == ShardingStrategy.FULL_SHARD, what
+            assert whole.mixed_precision.param_dtype is None, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CLIP-51",
+    "clip_grad_norm_ clips by the norm of all gradients, each counted once, whether sharded, whole or ignored.",
+    source=f"{SOURCE}.clip_grad_norm_",
+)
+@pytest.mark.world(2, 3)
+def test_clipped(world: World) -> None:
+    """Use each kind of norm, bounds above and below it, and models with sharded, unsharded and ignored parameters."""
+    sizes = {"root": (8, 5.0), "part": (4, 3.0), "unsharded": (5, 7.0), "ignored": (3, 2.0)}
+    models = [("part",), ("ignored",), ("unsharded",), ("part", "unsharded", "ignored"), ()]
+    norms = list(itertools.product((1, 2.0, 3.0, math.inf, "inf"), (2.0, 1e6)))
+    cases = [
+        (kinds, strategy, bool((i + j) % 2), *norm)
+        for (i, kinds), (j, strategy) in itertools.product(enumerate(models), enumerate(STRATEGIES[::2]))
+        for norm in norms[(i + j) % 2 :: 2] + norms[1 - (i + j) % 2 : 4 : 2]
+    ]
+
+    def made(rank: Rank, kinds: tuple[str, ...], strategy: ShardingStrategy, original: bool) -> Any:
+        modules = {kind: Weight(*sizes[kind]).to(rank.device) for kind in kinds}
+        for kind, other in (("part", strategy), ("unsharded", ShardingStrategy.NO_SHARD)):
+            if kind in kinds:
+                modules[kind] = wrapped(rank, modules[kind], sharding_strategy=other, use_orig_params=original)
+        ignored = [modules["ignored"]] if "ignored" in kinds else None
+        outer = Outer(*sizes["root"], *modules.values()) if kinds else Weight(*sizes["root"])
+        return wrapped(rank, outer, sharding_strategy=strategy, use_orig_params=original, ignored_modules=ignored)
+
+    def body(rank: Rank) -> list[set[float]]:
+        found = []
+        for (kinds, strategy, original), same in itertools.groupby(cases, lambda case: case[:3]):
+            model = made(rank, kinds, strategy, original)
+            all_of_them = [sizes[kind] for kind in ("root", *kinds)]
+            gradients = torch.tensor([factor for size, factor in all_of_them for _ in range(size)])
+            for *_, norm, bound in same:
+                model.zero_grad()
+                model(torch.ones(1, device=rank.device)).sum().backward()
+                total = float(model.clip_grad_norm_(bound, norm))
+                right = float(torch.linalg.vector_norm(gradients, float(norm)))
+                assert total == pytest.approx(right, rel=1e-6), f"{kinds}, {strategy}, {original=}, {norm=}, {bound=}"
+                found.append({round(value / min(1.0, bound / right), 4) for value in own(model)})
+        return found
+
+    for case, *found in zip(cases, *world.run(body), strict=True):
+        right = {sizes[kind][1] for kind in ("root", *case[0])}
+        assert set().union(*found) == right, f"{case}: {found}"
+
+
+@requirement(
+    "TP-SYNC-51",
+    "After no_sync, even if its block raised an error, the next backward reduces all gradients that have accumulated.",
+    source=f"{SOURCE}.no_sync",
+)
+@pytest.mark.world(2)
+def test_error_without_sync(world: World) -> None:
+    """Raise an error before the forward, after it or after the backward, or none, in one block or in one of two."""
+    ways = itertools.product(STRATEGIES, (True, False), (None, "forward", "backward", "end"))
+    cases = [(*way, twice) for way, twice in zip(ways, itertools.cycle((False, True, True)), strict=False)]
+
+    def train(model: Any, x: torch.Tensor, until: str | None) -> None:
+        for step in ("forward", "backward", "end"):
+            if until == step:
+                raise ArithmeticError(step)
+            if step == "forward":
+                y = model(x)
+            elif step == "backward":
+                y.sum().backward()
+
+    def body(rank: Rank) -> list[set[float]]:
+        found = []
+        for strategy, original, until, twice in cases:
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            try:
+                with model.no_sync():
+                    if twice:
+                        with model.no_sync():
+                            train(model, inputs(rank), until)
+                    else:
+                        train(model, inputs(rank), until)
+            except ArithmeticError:
+                assert until is not None
+            for _ in range(2):
+                train(model, inputs(rank), None)
+            found.append(own(model))
+        return found
+
+    for case, *found in zip(cases, *world.run(body), strict=True):
+        backwards = 3 if case[2] in (None, "end") else 2
+        assert set().union(*found) == {3.0 * 1.5 * backwards, 5.0 * 1.5 * backwards}, f"{case}: {found}"
+
+
+@requirement(
+    "TP-STATE-51",
+    "After a state_dict_type block, every FSDP module has the type and the configs again that were set before.",
+    source=f"{SOURCE}: state_dict_type, set_state_dict_type, get_state_dict_type",
+)
+@pytest.mark.world(2)
+def test_settings_of_states(world: World) -> None:
+    """Set each type with its defaults or other configs, and use blocks of each, one inside another as well."""
+    full, local, sharded = (
+        StateDictType.FULL_STATE_DICT,
+        StateDictType.LOCAL_STATE_DICT,
+        StateDictType.SHARDED_STATE_DICT,
+    )
+    settings: list[tuple[Any, ...]] = [
+        (full, FullStateDictConfig(offload_to_cpu=True, rank0_only=True), FullOptimStateDictConfig(rank0_only=True)),
+        (full, FullStateDictConfig(rank0_only=True)),
+        (full, None, FullOptimStateDictConfig(rank0_only=True)),
+        (full,),
+        (sharded, ShardedStateDictConfig(offload_to_cpu=True), ShardedOptimStateDictConfig(offload_to_cpu=True)),
+        (sharded,),
+        (local, LocalStateDictConfig(offload_to_cpu=True)),
+        (local,),
+    ]
+    names = ["weight", "others.0.weight"]
+
+    def body(rank: Rank) -> None:
+        fsdp = FullyShardedDataParallel
+        for original in True, False:
+            model = nested(rank, use_orig_params=original)
+            modules = fsdp.fsdp_modules(model)
+            assert len(modules) == 2
+
+            def read(model: Any = model, modules: Any = modules) -> list[Any]:
+                return [fsdp.get_state_dict_type(module) for module in (model, *modules)]
+
+            default = read()
+            for before, within in itertools.product(settings, settings):
+                what = f"{original=}, {before}, {within}"
+                assert fsdp.set_state_dict_type(model, *before) == default[0], what
+                right = read()
+                assert right[0].state_dict_type == before[0], what
+                assert len(before) < 2 or before[1] in (None, right[0].state_dict_config), what
+                assert len(before) < 3 or right[0].optim_state_dict_config == before[2], what
+                with fsdp.state_dict_type(model, *within):
+                    assert read()[0].state_dict_type == within[0], what
+                    with fsdp.state_dict_type(model, full, FullStateDictConfig(rank0_only=True)):
+                        assert list(model.state_dict()) == (names if rank.index == 0 else []), what
+                    assert len(within) < 2 or within[1] in (None, read()[0].state_dict_config), what
+                assert read() == right, what
+                fsdp.set_state_dict_type(
+                    model,
+                    default[0].state_dict_type,
+                    default[0].state_dict_config,
+                    default[0].optim_state_dict_config,
+                )
+                assert read() == default, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-HOOK-51",
+    "A hook of register_comm_hook gets its state with the whole gradient of each FSDP module, whose shard it sets.",
+    source=f"{SOURCE}.register_comm_hook",
+)
+@pytest.mark.world(2)
+def test_communication_hook(world: World) -> None:
+    """Sum up instead of averaging, with each strategy of the root and of the module inside it."""
+    cases = list(itertools.product(STRATEGIES, STRATEGIES, (True, False)))
+
+    def body(rank: Rank) -> list[set[float]]:
+        found = []
+        for root, part, original in cases:
+            model = nested(rank, {"sharding_strategy": part}, sharding_strategy=root, use_orig_params=original)
+            what, seen = f"{root}, {part}, {original=}", list[tuple[int, float]]()
+
+            def hook(state: Any, gradient: torch.Tensor, shard: torch.Tensor | None = None, seen: Any = seen) -> None:
+                state.append((gradient.numel(), gradient.flatten()[0].item(), shard is not None))
+                if shard is None:
+                    dist.all_reduce(gradient)
+                else:
+                    dist.reduce_scatter_tensor(shard, gradient)
+
+            model.register_comm_hook(seen, hook)
+            for step in range(2):
+                model.zero_grad()
+                model(inputs(rank)).sum().backward()
+                x = 1.0 + rank.index
+                shards = [strategy != ShardingStrategy.NO_SHARD for strategy in (part, root)]
+                assert sorted(seen) == sorted([(4, 3.0 * x, shards[0]), (8, 5.0 * x, shards[1])] * (step + 1)), what
+            found.append(own(model))
+            with pytest.raises(AssertionError, match="already"):
+                model.register_comm_hook(None, hook)
+        other = nested(rank)
+        with pytest.raises(ValueError, match="callable"):
+            other.register_comm_hook(None, None)
+        other(inputs(rank))
+        with pytest.raises(AssertionError, match="root"):
+            other.module.others[0].register_comm_hook(None, hook)
+        return found
+
+    for case, *found in zip(cases, *world.run(body), strict=True):
+        assert set().union(*found) == {9.0, 15.0}, f"{case}: {found}"
+
+
+class Two(nn.Module):
+    """The sum of two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.a.sum() + 2 * self.b.sum()) * x
+
+
+@requirement(
+    "TP-ORIG-51",
+    "With use_orig_params=True, FSDP uses what replaced a parameter, its data or its gradient between two steps.",
+    source="torch/distributed/fsdp/_flat_param.py: 'Write back any parameters that changed storage'",
+)
+@pytest.mark.world(2)
+def test_replaced(world: World) -> None:
+    """Replace one of two parameters or both, on both ranks or on one, before the first step or after one."""
+
+    def replace(module: Any, name: str, how: str, value: float) -> None:
+        parameter = getattr(module, name)
+        new = torch.full_like(parameter.detach(), value)
+        if how == "data":
+            parameter.data = new
+        elif how == "parameter":
+            setattr(module, name, nn.Parameter(new))
+        elif how == "in-place":
+            with torch.no_grad():
+                parameter.copy_(new)
+
+    def body(rank: Rank) -> None:
+        ways = itertools.product(STRATEGIES, ("data", "parameter", "in-place"), (("a",), ("b",), ("a", "b")))
+        others = itertools.cycle(itertools.product((True, False), (0, 1)))
+        for (strategy, how, replaced), (all_ranks, trained) in zip(ways, others, strict=False):
+            what = f"{strategy}, {how}, {replaced}, {all_ranks=}, after {trained} steps"
+            everywhere = all_ranks or strategy == ShardingStrategy.NO_SHARD
+            inner = wrapped(rank, Two(), sharding_strategy=strategy, use_orig_params=True)
+            model = wrapped(rank, nn.Sequential(inner), sharding_strategy=strategy, use_orig_params=True)
+            x = torch.ones(1, device=rank.device)
+            for _ in range(trained):
+                model(x).sum().backward()
+                model.zero_grad()
+            values = {"a": 1.0, "b": 1.0}
+            for value, name in enumerate(replaced, 3):
+                # each rank has one of the two parameters
+                if everywhere or (name == "a") == (rank.index == 0):
+                    replace(inner.module, name, how, value)
+                values[name] = value
+            right = 4 * (values["a"] + 2 * values["b"])
+            for step in range(2):
+                sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+                sgd.zero_grad()
+                y = model(x)
+                assert y.item() == right, f"{what}, step {step}"
+                y.sum().backward()
+                assert own(model) <= {1.0, 2.0}, f"{what}, step {step}"
+                sgd.step()
+                right -= 4 * (1.0 + 4.0)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-ORIG-51",
+    "With use_orig_params=True, FSDP uses what replaced a parameter, its data or its gradient between two steps.",
+    source="torch/distributed/fsdp/_flat_param.py: 'Write back any parameters that changed storage'",
+)
+@pytest.mark.world(2)
+def test_replaced_gradient(world: World) -> None:
+    """Set one of two gradients to None or to other values between two backwards, whose gradients add up."""
+    cases = list(itertools.product(STRATEGIES, ("a", "b"), (None, 8.0)))
+
+    def body(rank: Rank) -> list[set[float]]:
+        found = []
+        for strategy, name, value in cases:
+            model = wrapped(rank, Two(), sharding_strategy=strategy, use_orig_params=True)
+            for step in range(2):
+                model(torch.ones(1, device=rank.device)).sum().backward()
+                parameter = getattr(model.module, name)
+                if step == 0 and parameter.numel():
+                    parameter.grad = None if value is None else torch.full_like(parameter.detach(), value)
+            gradients = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
+            found.append({(n, value) for n, gradient in gradients.items() for value in gradient.tolist()})
+        return found
+
+    for case, *found in zip(cases, *world.run(body), strict=True):
+        _, name, value = case
+        right = {"a": 2.0, "b": 4.0} | {name: (value or 0.0) + {"a": 1.0, "b": 2.0}[name]}
+        assert set().union(*found) == set(right.items()), f"{case}: {found}"
+
+
+@requirement(
+    "TP-SCALE-51",
+    "If a ShardedGradScaler steps several optimizers, one with a non-finite gradient on any rank shrinks the scale, "
+    "and skips its own step on every rank.",
+    source="torch/distributed/fsdp/sharded_grad_scaler.py: ShardedGradScaler",
+)
+@pytest.mark.world(2)
+def test_scaled(world: World) -> None:
+    """Step one to three optimizers, each in turn with an infinity or a NaN on one rank, then all of them twice."""
+    values = (math.inf, -math.inf, math.nan)
+
+    def body(rank: Rank) -> None:
+        for count in (1, 2, 3):
+            spoilt = [set[int](), *({i} for i in range(count)), set(range(count))]
+            for number, chosen in enumerate(spoilt):
+                unscaled = (number + count) % 2 == 0
+                what = f"{count} optimizers, {unscaled=}, {chosen}"
+                models = [wrapped(rank, Weight(4, 1.0), use_orig_params=True) for _ in range(count)]
+                optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+                scaler = ShardedGradScaler(
+                    rank.device.type, init_scale=16.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=2
+                )
+                scale, expected = 16.0, [1.0] * count
+                for step in range(4):
+                    for model, sgd in zip(models, optimizers, strict=True):
+                        sgd.zero_grad()
+                        scaler.scale(model(torch.ones(1, device=rank.device)).sum()).backward()
+                    for i in chosen if step == 1 else ():
+                        if rank.index == (number + i) % 2:
+                            next(models[i].parameters()).grad[0] = values[number % 3]
+                    for i, sgd in enumerate(optimizers):
+                        if unscaled and i != 1:
+                            scaler.unscale_(sgd)
+                        scaler.step(sgd)
+                    scaler.update()
+                    bad = step == 1 and chosen
+                    grown = step == 3 or (step == 1 and not chosen)
+                    scale *= 0.25 if bad else 4.0 if grown else 1.0
+                    expected = [e - 0.5 * (not bad or i not in chosen) for i, e in enumerate(expected)]
+                    assert scaler.get_scale() == scale, f"{what}, step {step}"
+                    found = [p.tolist() for model in models for p in model.parameters()]
+                    assert found == [[e] * 2 for e in expected], f"{what}, step {step}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SCALE-52",
+    "A ShardedGradScaler scales nested lists, takes a new scale, asks the ranks of its group only, and does nothing if "
+    "disabled.",
+    source="torch/distributed/fsdp/sharded_grad_scaler.py: ShardedGradScaler",
+)
+@pytest.mark.world(2)
+def test_scaler_options(world: World) -> None:
+    """One rank has an infinity, and groups have one rank or both."""
+
+    def body(rank: Rank) -> None:
+        groups = [dist.new_group([i]) for i in range(2)]
+        for group, alone in ((dist.group.WORLD, False), (groups[rank.index], True)):
+            scaler = ShardedGradScaler(rank.device.type, init_scale=8.0, process_group=group)
+            one = torch.ones(2, device=rank.device)
+            low = one.bfloat16()
+            tensor, pair = scaler.scale([one, (low, [one * 2])])
+            assert (tensor.tolist(), type(pair), pair[1][0].tolist()) == ([8.0] * 2, tuple, [16.0] * 2)
+            losses = [pair[0], scaler.scale(low.sum()), *scaler.scale([low.sum()])]
+            assert {loss.dtype for loss in losses} == {torch.bfloat16}
+            weight = nn.Parameter(torch.ones(2, device=rank.device))
+            sgd = torch.optim.SGD([weight], lr=1.0)
+            weight.grad = torch.full((2,), math.inf if rank.index else 8.0, device=rank.device)
+            scaler.step(sgd)
+            scaler.update()
+            skipped = rank.index == 1 or not alone
+            assert (weight.tolist(), scaler.get_scale()) == ([float(skipped)] * 2, 4.0 if skipped else 8.0), f"{alone=}"
+            weight.grad = torch.ones(2, device=rank.device)
+            scaler.step(sgd)
+            scaler.update(32.0)
+            assert scaler.get_scale() == 32.0
+        off = ShardedGradScaler(rank.device.type, enabled=False)
+        weight.grad = torch.full((2,), math.inf, device=rank.device)
+        assert off.scale(one) is one
+        off.step(sgd)
+        off.update()
+        assert (weight.tolist(), off.get_scale()) == ([-math.inf] * 2, 1.0)
+
+    world.run(body)
