@@ -481,7 +481,12 @@ def test_pending(world: World) -> None:
                     plain = [other.to(rank.device) for other in others]
                     pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
                     replicated = [DTensor.from_local(other, mesh, [Replicate()]) for other in plain]
-                    result: Any = operator(pending, *replicated)
+                    try:
+                        result: Any = operator(pending, *replicated)
+                    except RuntimeError as e:  # since 2.15, what would no longer be pending is refused in place
+                        if "in place" not in name or "placement changes are not supported" not in str(e):
+                            raise
+                        continue
                     if not _same(operator(whole, *plain), result.full_tensor()):
                         wrong.append(f"{name} of {op}")
         return wrong
