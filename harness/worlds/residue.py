@@ -1,8 +1,8 @@
 """The residue of a test in a rank: the rank's state is recorded before the test and compared after it.
 
 Some of it can be restored (random state, torch's switches, the current device and stream, Dynamo's caches, process
-groups).  The rest (threads, processes, groups of meshes, files, memory of the device) can't, and then the rank is not
-used again.
+groups).  The rest (threads, processes, groups of meshes that something refers to, files, much memory of the device)
+can't, and then the rank is not used again.
 """
 
 from __future__ import annotations
