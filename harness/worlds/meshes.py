@@ -1,4 +1,4 @@
-"""What remembers device meshes after a test: DTensor's caches, of which each thread has its own, and Dynamo's.
+"""What remembers device meshes after a test: DTensor's caches, of which each thread has its own.
 
 The next test's mesh can equal the old one.  It would then find results that refer to the old one, whose process groups
 have ended.
@@ -24,9 +24,10 @@ _Cached = type(functools.lru_cache(lambda: None))
 
 
 def forget(groups: Iterable[Any], *, on_device: bool) -> bool:
-    """Empty all that remembers meshes, and return whether nothing refers to a mesh of these process groups any more.
+    """Empty what remembers meshes, and return whether nothing refers to a mesh of these process groups any more.
 
-    ``on_device``: this rank has an accelerator, so that another thread runs its backwards, which has caches, too.
+    Compiled code may, so Dynamo has been reset before.  ``on_device``: this rank has an accelerator, so that another
+    thread runs its backwards, which has caches, too.
     """
     try:
         _empty(on_device=on_device)
@@ -41,9 +42,6 @@ def forget(groups: Iterable[Any], *, on_device: bool) -> bool:
 
 
 def _empty(*, on_device: bool) -> None:
-    dynamo: Any = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
     if "torch.distributed.tensor" in sys.modules:
         _forget_redistributions()
         _forget_propagation()

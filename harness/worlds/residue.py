@@ -124,6 +124,9 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
     if before.device is not None:
         before.device.restore()
     if restore:
+        dynamo: Any = sys.modules.get("torch._dynamo")
+        if dynamo is not None:
+            dynamo.reset()  # first, because compiled code may refer to groups and meshes
         _destroy_groups(before, restore)
     after = _take(_released(before.device) if before.device is not None else None)
     left = sorted(after.threads - before.threads)
@@ -152,9 +155,6 @@ def compare(before: Residue, *, restore: int = 0) -> list[str]:
         switches.restore(before.switches)
         meshes.forget_randomness()
         seed()
-        dynamo: Any = sys.modules.get("torch._dynamo")
-        if dynamo is not None:
-            dynamo.reset()
     return left
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from harness import Rank, World, requirement
 from harness.stacks.collectives import default_store
 from suites.collectives.test_naming import total
@@ -100,7 +101,7 @@ def test_malformed_addresses(world: World, tmp_path: Path) -> None:
                     change(missing)
                     with pytest.raises(ValueError, match=missing):
                         next(dist.rendezvous("env://", timeout=SHORT))
-        dist.init_process_group(rank.backend, store=dist.PrefixStore("back", rank.store), rank=0, world_size=1)
+        started(rank, "back", 0, 1)
 
     world.run(body)
 
@@ -158,8 +159,7 @@ def test_timeout_of_the_store(world: World, tmp_path: Path) -> None:
                 with pytest.raises(dist.DistError):
                     store.get("never")
                 assert 0.9 * SECONDS <= time.monotonic() - began < SECONDS + 5, url
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+        started(rank, "back", rank.index, 2)
 
     world.run(body)
 
@@ -181,7 +181,7 @@ def test_nobody_comes(world: World) -> None:
     def body(rank: Rank) -> None:
         dist.barrier()
         dist.destroy_process_group()
-        step = 0 if rank.backend == "gloo" else 10
+        at_once = rank.backend == "gloo"
 
         def alone(what: str, late: float = 0, **options: Any) -> None:
             began = time.monotonic()
@@ -198,14 +198,13 @@ def test_nobody_comes(world: World) -> None:
                 if rank.index == 1 and barrier == "0":
                     alone("at an address", init_method=f"tcp://{HOST}:{a_free_port()}", rank=1)
                     continue
-                if barrier == "0" and rank.backend != "gloo":
+                if barrier == "0" and not at_once:
                     continue
                 store = dist.PrefixStore(f"alone {barrier} {rank.index}", rank.store.clone())
                 store.set_timeout(timedelta(seconds=20))
-                late = step * int(barrier)
+                late = 0 if at_once else 10
                 alone(f"in a store, TORCH_DIST_INIT_BARRIER={barrier}", late, store=store, rank=rank.index)
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+        started(rank, "back", rank.index, 2)
         assert total(rank, None) == 11
 
     world.run(body, watch=False, timeout=30)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import assert_right, claimed_cases, set_timeout
 from suites.collectives.cases import every_collective
@@ -231,8 +232,7 @@ def test_start_again_smaller(rank: Rank) -> None:
         assert tensor.item() == 2
         dist.barrier()
         dist.destroy_process_group()
-    store = dist.PrefixStore("back", rank.store)
-    dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=rank.size)
+    started(rank, "back", rank.index, rank.size)
     dist.barrier()
 
 

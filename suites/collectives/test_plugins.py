@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from fixtures.recording import Recording
 from harness import Rank, World, requirement
 from harness.stacks.collectives import coalescing_manager, functional
@@ -54,8 +55,7 @@ def recorded(rank: Rank) -> Iterator[list[tuple[Recording, list[int]]]]:
     yield list(zip(made, ([0, 1, 2], [1, 2]), strict=False))
     assert len(made) == (1 if rank.index == 0 else 2)
     dist.destroy_process_group()
-    store = dist.PrefixStore("back", rank.store)
-    dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3)
+    started(rank, "back", rank.index, 3)
 
 
 @requirement(
@@ -298,8 +298,7 @@ def test_made_and_ended(world: World, extended: bool) -> None:
         assert [backend.ends for backend, _ in made] == [int(backend is gone) for backend, _ in made]
         dist.destroy_process_group()
         assert [backend.ends for backend, _ in made] == [1] * len(made)
-        back = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=back, rank=me, world_size=3)
+        started(rank, "back", me, 3)
 
     world.run(body)
 
@@ -353,7 +352,6 @@ def test_devices_of_a_backend(world: World) -> None:
             dist.all_reduce(tensor)
             assert [call for call, _ in backends[0].calls] == ["all_reduce"], name
             dist.destroy_process_group()
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+        started(rank, "back", rank.index, 2)
 
     world.run(body)

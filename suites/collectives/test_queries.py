@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from harness import Rank, World, requirement, spmd
 from harness.stacks.collectives import functional
 from suites.collectives.test_naming import total
@@ -264,8 +265,7 @@ def test_places_of_the_rank(world: World) -> None:
                 assert own.item() == 1, f"{method}, {place}"
                 dist.barrier()
                 dist.destroy_process_group()
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+        started(rank, "back", rank.index, 2)
 
     world.run(body)
 

@@ -15,14 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fixtures.beginnings import started
 from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import claimed_cases, functional, run_cases
 from suites.collectives.cases import every_collective
-
-
-def started(rank: Rank, name: str, me: int, size: int) -> None:
-    """Initialize the default group on fresh keys of the world's store."""
-    dist.init_process_group(rank.backend, store=dist.PrefixStore(name, rank.store), rank=me, world_size=size)
 
 
 def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, device: torch.device) -> None:

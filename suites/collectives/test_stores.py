@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from harness import Rank, World, requirement
 from harness.stacks.collectives import default_store
 from suites.collectives.test_naming import total
@@ -562,8 +563,7 @@ def test_stores_in_python(world: World) -> None:
         assert default_store().get(f"of {other}") == b"mine"
         dist.barrier()
         dist.destroy_process_group()
-        back = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=back, rank=me, world_size=2)
+        started(rank, "back", me, 2)
 
     world.run(body)
 

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import collective_utils
 
+from fixtures.beginnings import started
 from harness import Rank, requirement, spmd
 from suites.collectives.test_object_kinds import FALSE, FULL
 
@@ -123,5 +124,4 @@ def test_without_a_group(rank: Rank) -> None:
                 call(fails)
         assert not dist.is_initialized()
     finally:
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=0, world_size=1)
+        started(rank, "back", 0, 1)

@@ -10,6 +10,7 @@ from types import TracebackType
 import pytest
 import torch.distributed as dist
 
+from fixtures.beginnings import started
 from harness import Rank, World, requirement
 
 
@@ -71,7 +72,6 @@ def test_lines(world: World) -> None:
                 assert seen == ([error] if number else [])
                 dist.barrier()
                 dist.destroy_process_group()
-        store = dist.PrefixStore("back", rank.store)
-        dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=2)
+        started(rank, "back", rank.index, 2)
 
     world.run(body)
