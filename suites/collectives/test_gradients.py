@@ -5,6 +5,8 @@ Output i of member r is weighted with (i + 1) 10^r, so that a gradient's digits 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -143,6 +145,61 @@ def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: A
 def test_differentiable(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """The first member is the root."""
     assert_gradients(world, name, ranks, through_module)
+
+
+REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "SUM": lambda whole: whole.sum(0),
+    "AVG": lambda whole: whole.mean(0),
+    "MAX": lambda whole: whole.amax(0),
+    "MIN": lambda whole: whole.amin(0),
+    "PRODUCT": lambda whole: whole.prod(0),
+}
+"""What each operation makes of all ranks' rows, on one device."""
+OPERATIONS = [pytest.param(op, marks=pytest.mark.needs(op=op)) for op in REDUCED]
+
+
+@requirement(
+    "COLL-GRAD-16",
+    "The gradient of a differentiable reduction is that of the operation that it is given, or is refused.",
+    source="torch.distributed.nn.functional: all_reduce, reduce, reduce_scatter: op",
+)
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.world(3)
+def test_gradients_of_operations(world: World, op: str) -> None:
+    """Reduce three elements, each of which is another power of two on every rank; the last rank is the root."""
+
+    def body(rank: Rank) -> None:
+        last = rank.size - 1
+        powers = 2.0 ** torch.arange(rank.size)
+        weights = 3 * torch.tensor([2.0, 16.0, 128.0])
+        # The loss of rank r counts 2 ** r times.
+        losses = {"all_reduce": powers.sum(), "reduce": powers[last], "reduce_scatter": powers}
+        for name, factor in losses.items():
+            whole = torch.stack(
+                [powers.roll(i) * 8**i for i in range(3)], 1
+            ).requires_grad_()  # row r is that of rank r
+            (REDUCED[op](whole) * weights * factor).sum().backward()
+            assert whole.grad is not None
+
+            x = whole[rank.index].detach().to(rank.device).requires_grad_()
+            own = weights.to(rank.device) * 2**rank.index
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch 2.13 announces that these functions may go
+                if name == "all_reduce":
+                    loss = differentiable.all_reduce(x, reduction(op)) * own
+                elif name == "reduce":
+                    loss = differentiable.reduce(x, last, reduction(op)) * own * (rank.index == last)
+                else:
+                    parts = list(x.split(1))
+                    loss = differentiable.reduce_scatter(x.new_zeros(1), parts, reduction(op)) * own[rank.index]
+            try:
+                loss.sum().backward()
+            except (RuntimeError, NotImplementedError, ValueError):
+                continue
+            assert x.grad is not None
+            assert_same(whole.grad[rank.index], x.grad, f"gradient of {name}")
+
+    world.run(body)
 
 
 @requirement(

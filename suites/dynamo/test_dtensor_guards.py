@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, dyadic, requirement
@@ -111,6 +111,39 @@ def test_sizes(world: World, placement: Placement) -> None:
                 assert result.placements == given.placements
                 assert_same(given.to_local() * 2, result.to_local(), f"{rows} rows, dynamic={dynamic}")
             assert counter.graphs <= most, f"dynamic={dynamic}"
+
+    world.run(body)
+
+
+READINGS: dict[str, Callable[[Any], Any]] = {
+    "size": lambda d: d * d.size(0),
+    "shape": lambda d: d + d.shape[0],
+    "number of elements": lambda d: d - d.numel(),
+    "length": lambda d: d * len(d),
+}
+"""Functions that compute with a size that they read from a DTensor."""
+
+
+@requirement(
+    "DYN-DT-17",
+    "Compiled code that computes with the size of a DTensor reads the size anew in each call, on every rank.",
+    source="torch.compile: dynamic; torch.distributed.tensor.DTensor: its size is that of the whole tensor",
+)
+@pytest.mark.parametrize("rows", [(4, 6, 2, 4), (7, 6, 7)], ids=["everywhere", "elsewhere"])
+@pytest.mark.world(2)
+def test_sizes_that_are_read(world: World, rows: tuple[int, ...]) -> None:
+    """Give DTensors in turn of which every rank's shard has another size, or only the first rank's."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        for name, function in READINGS.items():
+            compiled, counter = dynamo.compiled(function)
+            for number, count in enumerate(rows):
+                rows_of_all = dyadic(count, 2, key=number, dtype=torch.float32).to(rank.device)
+                given = distribute_tensor(rows_of_all, mesh, [ROWS], src_data_rank=None)
+                right, result = function(given), compiled(given)
+                assert_same(right.to_local(), result.to_local(), f"{name} of {count} rows")
+            assert counter.graphs >= 1
 
     world.run(body)
 

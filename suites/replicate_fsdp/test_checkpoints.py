@@ -95,6 +95,27 @@ def test_values(world: World, tmp_path: Path) -> None:
 
 
 @requirement(
+    "RFSDP-CHECKPOINT-51",
+    "Loading a checkpoint sets numbers, texts and other values that are no tensors, at every depth of a state.",
+    source=f"{SOURCE}: save, load; DefaultLoadPlanner",
+)
+@pytest.mark.world(2)
+def test_integer_keys(world: World, tmp_path: Path) -> None:
+    """Number the entries of a state, as those of optimizers are, at two depths and beside tensors."""
+
+    def numbered(step: int) -> dict[str, Any]:
+        return {"state": {i: {"step": step + i, "sum": torch.full((2,), step + i)} for i in range(2)}, "lr": {7: step}}
+
+    def body(_: Rank) -> None:
+        checkpoint.save(numbered(1), checkpoint_id=tmp_path)
+        loaded = numbered(5)
+        checkpoint.load(loaded, checkpoint_id=tmp_path)
+        assert_equal(numbered(1), loaded, "numbered")
+
+    world.run(body)
+
+
+@requirement(
     "RFSDP-CHECKPOINT-52",
     "A checkpoint that several threads write, in one file or many for each rank, has all tensors and other values, "
     "however many.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -311,6 +312,32 @@ def test_settings_of_states(world: World) -> None:
                     default[0].optim_state_dict_config,
                 )
                 assert read() == default, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-51",
+    "After a state_dict_type block, every FSDP module has the type and the configs again that were set before.",
+    source=f"{SOURCE}: state_dict_type, set_state_dict_type, get_state_dict_type",
+)
+@pytest.mark.world(2)
+def test_settings_after_an_error(world: World) -> None:
+    """Raise an error in a block, and in a block inside one."""
+
+    def body(rank: Rank) -> None:
+        fsdp = FullyShardedDataParallel
+        model = nested(rank)
+        fsdp.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True))
+        modules = fsdp.fsdp_modules(model)
+        right = [fsdp.get_state_dict_type(module) for module in modules]
+        for depth in 1, 2:
+            kinds = (StateDictType.SHARDED_STATE_DICT, StateDictType.LOCAL_STATE_DICT)[:depth]
+            with contextlib.suppress(KeyError), contextlib.ExitStack() as blocks:
+                for kind in kinds:
+                    blocks.enter_context(fsdp.state_dict_type(model, kind))
+                model.state_dict()["no such key"]
+            assert [fsdp.get_state_dict_type(module) for module in modules] == right, f"{depth} blocks"
 
     world.run(body)
 
