@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -671,5 +672,41 @@ def test_barrier(world: World, tmp_path: Path) -> None:
             expires(server, short)
             server.set_timeout(short)
             expires(server)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-68",
+    "barrier of a store raises an error if too few come within its timeout, or else within that of the store.",
+    source="torch.distributed.Store: barrier",
+)
+@pytest.mark.needs(torch="torch.distributed.Store.barrier")
+@pytest.mark.world(1)
+def test_barrier_of_a_prefix(world: World) -> None:
+    """Set the timeout of a store with a prefix, and of the store under another one."""
+
+    def body(_: Rank) -> None:
+        for through in True, False:
+            server = dist.TCPStore("127.0.0.1", 0, None, True, timeout=LONG, wait_for_workers=False)
+            store = dist.PrefixStore("prefix", server)
+            (store if through else server).set_timeout(timedelta(seconds=SECONDS))
+            errors = []
+
+            def come(store: Any = store, errors: Any = errors) -> None:
+                try:
+                    store.barrier("nobody else", 2)
+                except (RuntimeError, dist.DistError) as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=come)
+            thread.start()
+            thread.join(5 * SECONDS)
+            waits = thread.is_alive()
+            if waits:  # let it end
+                dist.PrefixStore("prefix", server.clone()).barrier("nobody else", 2)
+            thread.join()
+            assert not waits, f"{through=}: still there after {5 * SECONDS} s"
+            assert errors
 
     world.run(body)
