@@ -262,7 +262,7 @@ def test_lost_power(first: tuple[Path, Ended], tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_killed_and_continued(tmp_path: Path) -> None:
-    """What was done when an audit was killed is not done again."""
+    """What was done when an audit was killed is not done again.  An audit of faults alone traces no code."""
     folder = tree(tmp_path)
     arguments = command("collectives", "--workers", "1", "--mutants", "none")
     process = subprocess.Popen(arguments, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -280,6 +280,8 @@ def test_killed_and_continued(tmp_path: Path) -> None:
     ended = audit(folder, "--mutants", "none")
     assert f"defects: {6 - done} to do" in ended.out
     assert 0 < done < 6
+    assert '"record":"healthy"' in journal.read_text()
+    assert '"steps"' not in journal.read_text()
     assert len(ended.states()) == 6
 
 
