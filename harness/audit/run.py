@@ -75,6 +75,11 @@ class Plan:
     limit: float = 240.0
     """Seconds after which no further test of a defect starts."""
 
+    @property
+    def traces(self) -> bool:
+        """Whether it matters what code each test executes: mutants go to the tests that execute them."""
+        return self.mutants != "none" and not self.again
+
 
 @dataclass
 class Target:
@@ -182,7 +187,7 @@ class Audit:
         files = [sites.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
         self.files = list(dict.fromkeys(files))
         about = [plan.subject] if plan.subject != TORCH else []
-        about += [*plan.components, *(["again"] if plan.again else [])]
+        about += [*plan.components, *(["again"] if plan.again else [] if plan.traces else ["faults"])]
         self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{'-'.join(about)}.jsonl")
         self._read()
 
@@ -247,7 +252,8 @@ class Audit:
 
     def _look_at_healthy(self, workers: Workers, tests: Sequence[str]) -> None:
         self.progress.phase("healthy", len(self.healthy), len(self.healthy) + len(tests))
-        pending = [worker.Job(tests=[test], trace=[] if self.plan.again else self.files or ["-"]) for test in tests]
+        trace = (self.files or ["-"]) if self.plan.traces else []
+        pending = [worker.Job(tests=[test], trace=trace) for test in tests]
         for job, outcomes, _ in workers.do(iter(pending), limit=600):
             record = _healthy(job, outcomes)
             self.healthy[record.test] = record
