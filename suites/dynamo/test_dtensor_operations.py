@@ -60,6 +60,7 @@ CUTS: dict[str, Operation] = {
     "tensor_split": lambda d, e, n: [y + 1 for y in torch.tensor_split(d, 2)],
     "slice": lambda d, e, n: d[1:n] + 1,
     "cat": lambda d, e, n: torch.cat([d, e * n, d]),
+    "embedding": lambda d, e, n: nn.functional.embedding((d > 0).long(), e) * n,
     "by its placements": lambda d, e, n: (d * 2) + (1 if (d * 2).placements[0].is_shard() else 5),
     "by its mesh and size": lambda d, e, n: (d * 2) + (d * 2).device_mesh.size() * (d + e).shape[0],
 }
@@ -98,8 +99,8 @@ def compare_each(
 
 @requirement(
     "DYN-DT-14",
-    "Compiled code splits, slices or joins DTensors of dynamic sizes as uncompiled code does, even if it reads "
-    "attributes of results.",
+    "Compiled code splits, slices, joins or looks up DTensors of dynamic sizes as uncompiled code does, even if it "
+    "reads attributes of results.",
     source="torch.compile: dynamic; torch.distributed.tensor: sharding of operators; test_dtensor_compile.py",
 )
 @requirement(
@@ -110,7 +111,7 @@ def compare_each(
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, some compiled operations on DTensors are wrong")
 @pytest.mark.world(2)
 def test_operations(world: World) -> None:
-    """Split, slice and join sharded rows of two sizes; apply functions to sums, maxima and averages."""
+    """Split, slice, join and look up sharded rows of two sizes; apply functions to sums, maxima and averages."""
 
     def body(rank: Rank) -> None:
         assert compare_each(rank, CUTS, (ROWS,), (6, 10), dynamic=True) <= 2

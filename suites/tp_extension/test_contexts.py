@@ -105,6 +105,11 @@ def test_input_reshard(world: World) -> None:
     "In loss_parallel, the loss of logits that are sharded over classes never gathers the logits.",
     source=f"{SOURCE}.loss_parallel",
 )
+@requirement(
+    "TP-LOSS-38",
+    "In loss_parallel, the forward of a loss takes three collectives: a maximum, a sum of exponentials, and the loss.",
+    source=f"{SOURCE}.loss_parallel; test_tp_examples.py: test_loss_parallel",
+)
 @pytest.mark.world(2)
 def test_loss_parallel_ends(world: World) -> None:
     """Compare log_softmax and cross_entropy before, between and after two uses, on logits in every layout."""
@@ -121,6 +126,7 @@ def test_loss_parallel_ends(world: World) -> None:
                 sharded = DTensor.from_local(part(logits, rank, Shard(1)).contiguous(), rank.mesh(), [Shard(1)])
                 sharded.requires_grad_()
                 loss: Any = nn.functional.cross_entropy(sharded, targets)
+                assert len(messages.since(at)) == 3, "the maximum, the sum of exponentials, and the loss"
                 loss.backward()
                 assert all(message.bytes <= 4 * 8 for message in messages.since(at)), messages.since(at)
             assert loss.placements == (Replicate(),)

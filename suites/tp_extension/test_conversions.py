@@ -292,6 +292,39 @@ def test_alone_on_two_dimensions(world: World) -> None:
 
 
 @requirement(
+    "TP-MOVE-45",
+    "Loading a DTensor before anything allowed its classes raises an error that names torch.distributed.tensor.",
+    source="torch.load: weights_only; torch.serialization.clear_safe_globals; test_dtensor.py: "
+    "test_dtensor_save_load_import",
+)
+@pytest.mark.world(2)
+def test_load_without_import(world: World) -> None:
+    """Forget what importing the module has allowed, and allow it again; one rank does, for a tensor in each layout."""
+
+    def body(rank: Rank) -> None:
+        for layout in SOURCES:
+            given = laid_out(numbers(4, 6).to(rank.device), rank, layout)
+            file = io.BytesIO()
+            torch.save({"state": given}, file)
+            if rank.index:
+                continue
+            allowed = torch.serialization.get_safe_globals()
+            torch.serialization.clear_safe_globals()
+            try:
+                file.seek(0)
+                with pytest.raises(pickle.UnpicklingError, match=r"torch\.distributed\.tensor.* must be imported"):
+                    torch.load(file)
+            finally:
+                torch.serialization.add_safe_globals(allowed)
+            file.seek(0)
+            loaded = torch.load(file)["state"]
+            assert loaded.placements == (layout,)
+            assert_same(given.to_local(), loaded.to_local(), f"{layout}")
+
+    world.run(body)
+
+
+@requirement(
     "TP-COMM-01",
     "A CommDebugMode counts the collectives of its last use, and neither those before nor those after it.",
     source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts, get_total_counts",

@@ -418,3 +418,42 @@ def test_checks_of_other_meshes(world: World) -> None:
                 assert_same(own.detach().cpu(), checked.to_local().detach(), f"{layout}")
 
     world.run(body)
+
+
+@requirement(
+    "TP-MAKE-40",
+    "new_empty_strided of a DTensor keeps its placements for its own size, is replicated for another, and has the "
+    "given strides, dtype and requires_grad.",
+    source="torch.Tensor.new_empty_strided; torch.distributed.tensor.DTensor; test_tensor_ops.py: "
+    "test_new_empty_strided",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2)
+def test_new_with_strides(world: World) -> None:
+    """Order the dimensions in memory in each way; each rank's part lies in the same order."""
+
+    def body(rank: Rank) -> None:
+        mesh, at = rank.mesh(), messages.mark()
+        for layout, dtype, grad in itertools.product((*LAYOUTS, Partial()), (None, torch.float64), (False, True)):
+            own = part(torch.ones(5, 3, device=rank.device), rank, layout).clone()
+            given = DTensor.from_local(own, mesh, [layout], shape=torch.Size((5, 3)), stride=(3, 1))
+            for size, turned in itertools.product(((5, 3), (3, 4), (5, 3, 2)), (False, True)):
+                plain = torch.ones(size[::-1] if turned else size)
+                plain = plain.permute(*reversed(range(plain.dim()))) if turned else plain
+                what = f"{size} of {layout}, {dtype}, {grad=}, {turned=}"
+                made: Any = given.new_empty_strided(size, plain.stride(), dtype=dtype, requires_grad=grad)
+                kept = layout if size == (5, 3) else Replicate()
+                assert (made.placements, made.device_mesh) == ((kept,), mesh), what
+                assert (made.shape, made.stride()) == (plain.shape, plain.stride()), what
+                assert (made.dtype, made.requires_grad, made.is_leaf) == (dtype or torch.float32, grad, True), what
+                local = made.to_local().detach()
+                assert local.shape == part(plain, rank, kept).shape, what
+                assert (local.permute(*reversed(range(local.dim()))) if turned else local).is_contiguous(), what
+                if grad:
+                    made.detach().fill_(2)
+                    (made.to_local() * 3).sum().backward()
+                    gradient: Any = made.grad
+                    assert (gradient.to_local() == 3).all(), what
+        assert not messages.since(at)
+
+    world.run(body)

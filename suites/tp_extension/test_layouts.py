@@ -27,7 +27,7 @@ from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
-from harness.stacks.pretended import pretended
+from harness.stacks.pretended import FakeTensorMode, pretended
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
@@ -213,5 +213,63 @@ def test_without_memory(world: World) -> None:
         for name, found in zip(("late", "early", "sharded"), results, strict=False):
             for right, tensor in zip(results[-1], found, strict=True):
                 assert_same(right.detach(), tensor.detach() + 0, name)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-META-31",
+    "A module or DTensor on the meta device keeps its placements, pending ones too, when it is given memory.",
+    source="torch.nn.Module.to_empty; torch.empty_like; test_tensor_ops.py: test_meta_init_partial",
+)
+@requirement(
+    "TP-META-32",
+    "DTensors of fake tensors are made and computed with, and have the parts and placements of real ones, without "
+    "communication.",
+    source=f"{SOURCE}; torch.compiler: fake tensors; test_fake.py: test_fake_dtensor_operations",
+)
+@pytest.mark.world(2)
+def test_given_memory(world: World) -> None:
+    """Parameters and buffers in each layout, on one mesh dimension or two; products and moves of fake tensors."""
+
+    class Held(nn.Module):
+        def __init__(self, mesh: Any, placements: Any) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(DTensor.from_local(torch.empty(3, 4, device="meta"), mesh, placements))
+            self.register_buffer("held", DTensor.from_local(torch.empty(2, 5, device="meta"), mesh, placements))
+
+    def body(rank: Rank) -> None:
+        flat, deep = rank.mesh(), rank.mesh(1, 2, names=("dp", "tp"))
+        kinds: list[Placement] = [WHOLE, ROWS, COLUMNS, *map(Partial, REDUCED)]
+        pairs = [(Partial(), Partial()), (SUM, ROWS), (ROWS, Partial("max")), (Partial("avg"), WHOLE)]
+        layouts: list[Any] = [*((flat, (kind,)) for kind in kinds), *((deep, pair) for pair in pairs)]
+        for mesh, placements in layouts:
+            empty = Held(mesh, placements)
+            tensors = {name: (t.shape, t.to_local().shape) for name, t in empty.state_dict().items()}
+            alike = {name: torch.empty_like(t, device=rank.device) for name, t in empty.state_dict().items()}
+            module = empty.to_empty(device=rank.device)
+            assert isinstance(module.weight, nn.Parameter)
+            for state in module.state_dict(), alike:
+                assert list(state) == list(tensors), f"{placements}"
+                for name, found in state.items():
+                    assert (found.placements, found.device_mesh) == (placements, mesh), f"{name} of {placements}"
+                    assert (found.shape, found.to_local().shape) == tensors[name], f"{name} of {placements}"
+                    assert not found.is_meta, f"{name} of {placements}"
+
+        def computed() -> list[Any]:
+            rows = distribute_tensor(torch.ones(5, 3), flat, [ROWS], src_data_rank=None)
+            even = DTensor.from_local(torch.ones(2, 3), flat, [ROWS]).requires_grad_()
+            product = even @ distribute_tensor(torch.ones(3, 4), flat, [WHOLE], src_data_rank=None)
+            product.sum().backward()
+            gathered = rows.redistribute(placements=[WHOLE])
+            return [rows, even, product, rows.sum(0), rows.t(), gathered, even.grad, gathered + rows]
+
+        at = messages.mark()
+        with FakeTensorMode():
+            fake = computed()
+        assert not messages.since(at)
+        for i, (one, real) in enumerate(zip(fake, computed(), strict=True)):
+            assert (one.placements, one.shape, one.stride()) == (real.placements, real.shape, real.stride()), i
+            assert one.to_local().shape == real.to_local().shape, i
 
     world.run(body)

@@ -39,6 +39,15 @@ def _loss(name: str, reduction: str) -> Operator:
     return lambda found, due: getattr(functional, name)(found, due, reduction=reduction)
 
 
+def _joined(*factors: Any) -> Any:
+    """Return the matrix of singular vectors and values, or of eigenvalues and their vectors."""
+    if len(factors) == 3:
+        left, values, vectors = factors
+        return (left * values) @ vectors
+    values, vectors = factors
+    return (vectors * values) @ vectors.mT
+
+
 def _parts(result: Any) -> Any:
     return torch.view_as_real(result)
 
@@ -264,6 +273,8 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         **{name: (getattr(torch.linalg, name), (SQUARE,)) for name in ("svdvals", "inv", "det", "pinv")},
         **{name: (getattr(torch.linalg, name), (SYMMETRIC,)) for name in ("eigvalsh", "cholesky")},
         "svd": (lambda a: torch.linalg.svd(a, full_matrices=False).S, (A,)),
+        "singular vectors": (lambda a: _joined(*torch.linalg.svd(a, full_matrices=False)), (A,)),
+        "eigenvectors": (lambda a: _joined(*torch.linalg.eigh(a.detach())), (SYMMETRIC,)),
         "qr": (lambda a: torch.linalg.qr(a).R, (torch.cat([SQUARE, floats(1, 4)]),)),
         "eigh": (lambda a: torch.linalg.eigh(a).eigenvalues, (SYMMETRIC,)),
         "slogdet": (lambda a: torch.linalg.slogdet(a).logabsdet, (SQUARE,)),
@@ -296,7 +307,7 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         ),
         "conj": (lambda a: _parts(a.conj() + 1), (COMPLEX,)),
         "abs": (torch.abs, (COMPLEX,)),
-        "angle": (torch.angle, (COMPLEX,)),
+        "angle": (lambda a: torch.angle(a.detach()), (COMPLEX,)),
         "real": (lambda a: a.real + 0, (COMPLEX,)),
         "imag": (lambda a: a.imag * 2, (COMPLEX,)),
         "polar": (lambda a, b: _parts(torch.polar(a.detach(), b.detach())), (ABOVE, B)),
@@ -353,7 +364,7 @@ def test_taken(world: World, family: str) -> None:
         mesh, wrong = rank.mesh(), []
         for at, (name, (operator, given)) in enumerate(FAMILIES[family].items()):
             operands = tuple(operand.to(rank.device) for operand in given)
-            floating = [i for i, operand in enumerate(operands) if operand.is_floating_point()]
+            floating = [i for i, x in enumerate(operands) if x.is_floating_point() or x.is_complex()]
             chosen = itertools.cycle([floating, *([i] for i in floating)] if floating[1:] else [floating])
             expected = operator(*operands)
             arriving = itertools.cycle([Replicate(), *(Shard(i) for i, n in enumerate(expected.shape) if n > 1)])

@@ -227,6 +227,41 @@ def test_views(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+@requirement(
+    "TP-VIEW-34",
+    "as_strided of a DTensor with its own size and strides gives it back without communication, and with others raises "
+    "an error on every rank.",
+    source="torch.Tensor.as_strided; torch.distributed.tensor.DTensor; test_view_ops.py: test_as_strided_fake_impl",
+)
+@pytest.mark.world(2)
+def test_as_strided(world: World) -> None:
+    """Give contiguous and transposed tensors in each placement other sizes, strides or a later beginning."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for placement, turned in itertools.product((Replicate(), Shard(0), Shard(1), Partial()), (False, True)):
+            whole = A.to(rank.device)
+            x = distributed(whole, placement, rank, mesh).requires_grad_()
+            given, whole = (x.t(), whole.t()) if turned else (x, whole)
+            case, at = f"{placement}, {turned=}", messages.launched()
+            again = given.as_strided(whole.shape, whole.stride())
+            if again.placements != given.placements or not torch.equal(again.to_local(), given.to_local()):
+                wrong.append(f"{case}: its own")
+            for size, stride, *offset in ((7, 5), (1, 5)), ((5, 7), (5, 1)), ((2, 3), (7, 1)), ((5, 7), (7, 1), 1):
+                if (tuple(size), tuple(stride), offset) == (tuple(whole.shape), whole.stride(), []):
+                    continue
+                try:
+                    given.as_strided(size, stride, *offset)  # type: ignore[arg-type]
+                except RuntimeError:
+                    continue
+                wrong.append(f"{case}: {size}, {stride}, {offset} is not refused")
+            if messages.launched() != at:
+                wrong.append(f"{case}: communicates")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
     "max": (lambda x, a: x.max(a).values, (0, 1, -1)),

@@ -174,6 +174,10 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         }.items()
         for name, equal in {"equal": torch.equal, "equal method": torch.Tensor.equal}.items()
     },
+    "sizes": {
+        f"is_same_size {kind}": (lambda a, b: torch.tensor(torch.is_same_size(a, b)), (A, other))
+        for kind, other in {"of others": B, "but for rows": A[:4], "turned": A.t(), "of a row": ROW}.items()
+    },
     "histograms": {
         "histogram": (torch.histc, (A,)),
         "bins": (lambda a: a.histc(5), (SPREAD,)),

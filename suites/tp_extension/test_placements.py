@@ -46,17 +46,19 @@ def test_distribution(world: World, placement: Placement) -> None:
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(rank.size)
-        for size in SIZES:
-            whole = numbers(size, 5) if placement != COLUMNS else numbers(5, size)
-            dtensor = distributed(whole, rank, mesh, [placement])
+        cases = [(size, placement, (size, 5) if placement != COLUMNS else (5, size)) for size in SIZES]
+        cases += [(size, Shard(2), (2, 3, size)) for size in SIZES if placement == COLUMNS]
+        for size, at, shape in cases:
+            whole = numbers(*shape)
+            dtensor = distributed(whole, rank, mesh, [at])
             local = dtensor.to_local()
-            assert_same(laid_out(whole, mesh, [placement]), local, f"part of {size}")
+            assert_same(laid_out(whole, mesh, [at]), local, f"part of {size}")
             assert local.is_contiguous()
-            most = -(-whole.numel() // rank.size) if placement != WHOLE else whole.numel()
+            most = -(-whole.numel() // rank.size) if at != WHOLE else whole.numel()
             assert local.untyped_storage().nbytes() <= (most + whole.numel() // size * 2) * local.itemsize
             assert (dtensor.shape, dtensor.stride()) == (whole.shape, whole.stride())
             assert_same(whole, dtensor.full_tensor(), f"whole of {size}")
-            alone = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+            alone = distribute_tensor(whole, mesh, [at], src_data_rank=None)
             assert_same(local, alone.to_local(), f"part of {size}, without communication")
             assert alone.to_local().is_contiguous()
 
@@ -86,6 +88,7 @@ def test_distribution(world: World, placement: Placement) -> None:
         (COLUMNS, WHOLE),
         (WHOLE, WHOLE),
         (StridedShard(0, split_factor=2), ROWS),
+        (StridedShard(1, split_factor=2), COLUMNS),
     ],
     ids=lambda p: "-".join(map(str, p)),
 )

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from harness import Rank, World, assert_on_ranks, requirement
+from fixtures.placements import part
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -156,3 +157,49 @@ def test_generators(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-RAND-34",
+    "The gradient of a drawn DTensor is zero in its placements, or the gradient of those elements that it keeps.",
+    source="torch.bernoulli; torch.nn.functional.dropout; torch.distributed.tensor.DTensor",
+)
+@requirement(
+    "TP-RAND-35",
+    "A random operation on a DTensor of the meta device, given a device, draws there in the placements that it has.",
+    source="torch.rand_like, torch.empty_like: device; test_random_ops.py: test_meta_tensor_init",
+)
+@pytest.mark.world(2)
+def test_gradients_and_devices(world: World) -> None:
+    """Draw from probabilities, drop elements, and make tensors from uneven ones without memory."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        for layout in Replicate(), Shard(0), Shard(1):
+            whole = torch.full((5, 3), 0.5, device=rank.device)
+            for name, draw in (("bernoulli", torch.bernoulli), ("dropout", functional.dropout)):
+                torch.manual_seed(7)
+                x = distribute_tensor(whole, mesh, [layout], src_data_rank=None).requires_grad_()
+                drawn: Any = draw(x)
+                drawn.backward(distribute_tensor(torch.ones_like(whole), mesh, [layout], src_data_rank=None))
+                gradient: Any = x.grad
+                due = torch.zeros_like(drawn.to_local()) if name == "bernoulli" else drawn.to_local() * 2
+                assert gradient.placements == drawn.placements == (layout,), f"{name} of {layout}"
+                assert_same(due.detach(), gradient.to_local(), f"{name} of {layout}")
+            empty = distribute_tensor(torch.empty(5, 3, device="meta"), mesh, [layout])
+            made: dict[str, Any] = {
+                "rand_like": torch.rand_like(empty, device=rank.device),
+                "randn_like": torch.randn_like(empty, device=rank.device),
+                "uniform_": torch.empty_like(empty, device=rank.device).uniform_(),
+                "normal_": nn.init.normal_(torch.empty_like(empty, device=rank.device)),
+            }
+            for name, found in made.items():
+                what = f"{name} of {layout}"
+                assert (found.device.type, found.is_meta, found.shape) == (rank.device.type, False, (5, 3)), what
+                assert (found.placements, found.stride()) == ((layout,), (3, 1)), what
+                local = found.to_local()
+                assert local.shape == part(whole, rank, layout).shape, what
+                assert not local.is_meta, what
+                assert len(set(local.flatten().tolist())) == local.numel(), what
+
+    world.run(body)

@@ -106,7 +106,7 @@ APART: list[tuple[Layout, Layout]] = [
 )
 @pytest.mark.world(4)
 def test_collectives_over_flattened_dimensions(world: World) -> None:
-    """Count the collectives before and after; moves that take other collectives over each dimension stay two."""
+    """Moves that take other collectives over each dimension stay two; two of three dimensions may be flattened."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2, 2, names=("a", "b"))
@@ -123,6 +123,18 @@ def test_collectives_over_flattened_dimensions(world: World) -> None:
                     moved = tensor.redistribute(placements=target)
                     assert len(messages.since(at)) == count, what
                     assert moved.placements == target, what
+        deep = rank.mesh(1, 2, 2, names=("c", "d", "e"))
+        for flat, outer in itertools.product((False, True), (WHOLE, ROWS, COLUMNS)):
+            if flat and outer == WHOLE:
+                flattened(deep["d", "e"], "inner")
+            for moves, count in (MERGED, 1 if flat else 2), (APART, 2):
+                for source, target in moves:
+                    what = f"{source} to {target} beside {outer}, {flat=}"
+                    tensor = given(whole, deep, (outer, *source))
+                    at = messages.mark()
+                    moved = tensor.redistribute(placements=(outer, *target))
+                    assert len(messages.since(at)) == count, what
+                    assert moved.placements == (outer, *target), what
 
     world.run(body)
 

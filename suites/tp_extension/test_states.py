@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from typing import Any
 
@@ -67,6 +68,14 @@ def kept(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in whole.items()}
 
 
+def through_a_file(state: Any) -> Any:
+    """Save a state by torch.save and load it by torch.load, which loads weights only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
 def state_type(model: Any, kind: str, **options: Any) -> Any:
     warnings.simplefilter("ignore")
     sharded_optimizer, full_optimizer = ShardedOptimStateDictConfig(), FullOptimStateDictConfig(rank0_only=False)
@@ -119,7 +128,7 @@ def test_saved(world: World, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.world(2, 3, 4)
 @pytest.mark.each_choice
 def test_loaded(world: World, kind: str, offload: bool) -> None:
-    """Save, train two more steps, then load."""
+    """Save to a file, but for local states, train two more steps, then load."""
 
     def body(rank: Rank) -> None:
         if kind == "local":  # accepts no mesh
@@ -132,6 +141,7 @@ def test_loaded(world: World, kind: str, offload: bool) -> None:
         with state_type(model, kind, offload_to_cpu=offload):
             state = {name: value.clone() for name, value in model.state_dict().items()}
             assert not offload or {value.device.type for value in state.values()} == {"cpu"}
+            state = state if kind == "local" else through_a_file(state)
         train(model, optimizer, rank)
         with state_type(model, kind, offload_to_cpu=offload):
             model.load_state_dict(state)
@@ -185,11 +195,16 @@ def test_mixed_precision(world: World, kind: str) -> None:
     "Loading a saved optimizer state into a new optimizer restores every tensor, step count and group setting.",
     source=f"{SOURCE}, optim_state_dict_to_load",
 )
+@requirement(
+    "TP-STATE-81",
+    "In a sharded state dict, each tensor of an optimizer's state has the mesh and placements of its parameter.",
+    source=f"{SOURCE}; test_fsdp_dtensor_state_dict.py: test_fsdp_init_with_device_mesh",
+)
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.parametrize("kind", ["sharded", "full"])
 @pytest.mark.world(2, 3)
 def test_optimizer(world: World, kind: str, original: bool) -> None:
-    """Use Adam with two groups, after two steps and after two more; the new optimizer takes over."""
+    """Use Adam with two groups, after two steps and two more; the new optimizer gets its state from a file."""
 
     def made(model: Any) -> torch.optim.Optimizer:
         parameters = list(model.parameters())
@@ -204,8 +219,15 @@ def test_optimizer(world: World, kind: str, original: bool) -> None:
             train(model, optimizer, rank)
             with state_type(model, kind):
                 saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+                if kind == "sharded":
+                    weights = model.state_dict()
+                    for name, of in saved["state"].items():
+                        for key, value in of.items():
+                            at = (value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+                            weight = weights[name]
+                            assert at == ((weight.device_mesh, weight.placements) if key != "step" else None), name
                 fresh = made(model)
-                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved)
+                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, through_a_file(saved))
                 fresh.load_state_dict(loaded)
             before, after = optimizer.state_dict(), fresh.state_dict()
             for one, other in zip(before["param_groups"], after["param_groups"], strict=True):
@@ -306,7 +328,7 @@ def test_full_state_stays(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_hybrid_placements(world: World) -> None:
-    """The mesh has two replicas of two shards; ask for the parameters and for the optimizer's state, and load both."""
+    """The mesh has two replicas of two shards; load the parameters and the optimizer's state, offloaded or not."""
 
     def body(rank: Rank) -> list[list[str]]:
         mesh = rank.mesh(2, 2, names=("replicas", "shards"))
@@ -320,20 +342,25 @@ def test_hybrid_placements(world: World) -> None:
             model(dyadic(1, 4, key=("input", step), dtype=torch.float32).to(rank.device)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        with state_type(model, "sharded"):
-            weights = {"weight": model.state_dict()["weight"]}
-            saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
-            fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
-            weights |= {key: saved["state"]["weight"][key] for key in ("exp_avg", "exp_avg_sq")}
-            expected = kept(weights)["weight"]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.zero_()
-            model.load_state_dict({"weight": weights["weight"]})
-        for parameter, state in optimizer.state.items():
-            assert_same_all(state, {name: fresh.state[parameter][name] for name in state}, "state")
-        assert_same(expected, tp_extension.parameters(model)["weight"], "loaded")
-        assert all(isinstance(value, DTensor) and value.device_mesh == mesh for value in weights.values())
+        expected = tp_extension.parameters(model)["weight"].clone()
+        for offload in False, True:
+            shards = ShardedStateDictConfig(offload_to_cpu=offload)
+            settings = StateDictType.SHARDED_STATE_DICT, shards, ShardedOptimStateDictConfig(offload_to_cpu=offload)
+            with FullyShardedDataParallel.state_dict_type(model, *settings):
+                weights = {"weight": model.state_dict()["weight"]}
+                saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+                fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, saved))
+                weights |= {key: saved["state"]["weight"][key] for key in ("exp_avg", "exp_avg_sq")}
+                kinds = {value.device.type for value in weights.values()}
+                assert kinds == {"cpu" if offload else rank.device.type}
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.zero_()
+                model.load_state_dict({"weight": weights["weight"]})
+            for parameter, state in optimizer.state.items():
+                assert_same_all(state, {name: fresh.state[parameter][name] for name in state}, f"state, {offload=}")
+            assert_same(expected, tp_extension.parameters(model)["weight"], f"loaded, {offload=}")
+            assert all(isinstance(value, DTensor) and value.device_mesh == mesh for value in weights.values())
         return [[str(placement) for placement in value.placements] for value in weights.values()]
 
     assert_on_ranks([[["R", "S(0)"]] * 3] * 4, world.run(body))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -122,6 +123,23 @@ def same(alone: nn.Module, model: nn.Module, what: str, *, gradients: bool) -> N
             torch.testing.assert_close(own.cpu(), right, rtol=1e-9, atol=1e-12, msg=f"{what}: {name}")
 
 
+REDUCE, SCATTER, GATHER = "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"
+COLLECTIVES = {
+    # embeddings, attention and down; output. Backward: q, k, v, up and output
+    False: ([REDUCE] * 4 + [GATHER], [REDUCE] * 5),
+    # the same; into attention, up and output, and its result. Backward: q, k and v; up and output; attention and down
+    True: ([SCATTER] * 4 + [GATHER] * 4, [REDUCE] * 3 + [SCATTER] * 2 + [GATHER] * 2),
+}
+"""The collectives that the layers of a transformer take, without and with sequence parallelism, forward and backward.
+With it, each embedding that is trained takes one more."""
+
+
+def counts(mode: CommDebugMode) -> list[str]:
+    """Return the names of the collectives that were launched, each as often."""
+    found = [str(op).split(".")[-1] for op, times in mode.get_comm_counts().items() for _ in range(times)]
+    return sorted(found, key=[REDUCE, SCATTER, GATHER].index)
+
+
 TRAINED: dict[str, tuple[str, ...]] = {
     "all": ("",),
     "last norm and output": ("norm.", "output."),
@@ -148,6 +166,13 @@ def freeze(model: nn.Module, names: tuple[str, ...]) -> None:
     "Of a parallel model, exactly the parameters that are trained have gradients, which are one device's.",
     source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel, SequenceParallel; torch.nn.LayerNorm",
 )
+@requirement(
+    "TP-LAYER-37",
+    "A tensor- or sequence-parallel transformer takes one collective for each layout that a layer changes, forward and "
+    "backward, and none for the gradient of a frozen embedding.",
+    source="torch.distributed.tensor.parallel; CommDebugMode; test_tp_examples.py: test_transformer_training, "
+    "test_transformer_req_grad",
+)
 @pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2)
 def test_trained(world: World) -> None:
@@ -164,11 +189,19 @@ def test_trained(world: World) -> None:
             freeze(model, names)
             adams = [torch.optim.AdamW(m.parameters(), lr=0.125, foreach=False) for m in (alone, model)]
             for step in range(2 if trained == "all" else 1):
-                expected, found = loss(alone, step), loss(model, step)
+                with CommDebugMode() as forward:
+                    found = loss(model, step)
+                expected = loss(alone, step)
                 torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-12, msg=what)
-                for each, adam in zip((expected, found), adams, strict=True):
+                for adam in adams:
                     adam.zero_grad()
-                    each.backward()
+                expected.backward()
+                with CommDebugMode() as backward:
+                    found.backward()
+                embeddings = sum(p.requires_grad for p in (model.words.weight, model.places.weight))
+                right = COLLECTIVES[sequence]
+                assert counts(forward) == right[0], f"{what}: forward"
+                assert counts(backward) == right[1] + [GATHER] * (embeddings if sequence else 0), f"{what}: backward"
                 if not step:
                     same(alone, model, f"{what}: gradient", gradients=True)
                 if trained == "all":

@@ -1,0 +1,202 @@
+"""What operators of DTensors leave sharded or pending, and how many collectives the others take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn import functional
+
+from fixtures.operators import Operands, Operator, distributed, floats, right
+from fixtures.placements import MORE_OPERATORS, REDUCED
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
+
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+R, ROWS, COLUMNS, SUM = Replicate(), Shard(0), Shard(1), Partial()
+A, B, MATRIX = floats(5, 7) / 16, floats(5, 7, start=3) / 16, floats(7, 4, start=1)
+EVEN = floats(4, 6) / 16
+SQUARE = floats(4, 4) + 9 * torch.eye(4, dtype=torch.float64)
+NAMES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div")
+
+
+def _loss(name: str, reduction: str) -> Operator:
+    return lambda a, b: getattr(functional, name)(a, b, reduction=reduction)
+
+
+KEPT: dict[str, tuple[Operator, Operands, tuple[Placement, ...], Placement]] = {
+    **{f"sum of {name}": (_loss(name, "sum"), (A, B), (COLUMNS, COLUMNS), SUM) for name in NAMES},
+    **{
+        f"mean of {name}": (_loss(name, "mean"), (EVEN, EVEN + 1), (ROWS, ROWS), Partial("avg"))
+        for name in NAMES
+        if name != "kl_div"
+    },
+    **{f"each of {name}": (_loss(name, "none"), (A, B), (ROWS, ROWS), ROWS) for name in NAMES},
+    "minimum of aminmax": (lambda a: torch.aminmax(a).min, (A,), (COLUMNS,), Partial("min")),
+    "maximum of aminmax": (lambda a: torch.aminmax(a, dim=0).max, (A,), (ROWS,), Partial("max")),
+    "aminmax of rows": (lambda a: torch.aminmax(a, dim=1).max, (A,), (ROWS,), ROWS),
+    "addmm by rows": (lambda a, b, c: torch.addmm(c, a, b), (A, MATRIX, MATRIX[0]), (ROWS, R, R), ROWS),
+    "addmm by columns": (lambda a, b, c: torch.addmm(c, a, b), (A, MATRIX, MATRIX[0]), (R, COLUMNS, ROWS), COLUMNS),
+    "addmm in parts": (lambda a, b, c: torch.addmm(c, a, b), (A, MATRIX, MATRIX[0]), (COLUMNS, ROWS, R), SUM),
+    "sum and a whole": (torch.add, (A, B), (SUM, R), SUM),
+    "whole and a sum": (torch.add, (A, B), (R, SUM), SUM),
+    "sum without a whole": (torch.sub, (A, B), (SUM, R), SUM),
+    "multiples of a sum": (torch.mul, (A, B), (SUM, R), SUM),
+    "quotient of a sum": (lambda a, b: a / (b + 1), (A, B), (SUM, R), SUM),
+    "product of a sum": (torch.mm, (A, MATRIX), (SUM, R), SUM),
+    "product by a sum": (torch.mm, (A, MATRIX), (R, SUM), SUM),
+    "sum of a sum": (lambda a: a.sum(0), (A,), (SUM,), SUM),
+    "batch": (lambda a: torch.vmap(lambda row: row.softmax(0))(a), (A,), (ROWS,), ROWS),
+    "embedding of a batch": (
+        lambda i, w: torch.vmap(lambda one: functional.embedding(one, w))(i),
+        (torch.arange(6).reshape(3, 2), MATRIX),
+        (ROWS, R),
+        ROWS,
+    ),
+}
+"""Operators with their operands, these operands' placements, and the placement of the result."""
+
+
+@requirement(
+    "TP-FREE-32",
+    "An operator leaves its result sharded or pending, without communication, if its inputs allow that.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary; Partial",
+)
+@pytest.mark.world(2)
+def test_kept(world: World) -> None:
+    """Losses with each reduction, extremes, products, sums with whole tensors, and functions of batches."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (operator, given, placements, kept) in KEPT.items():
+            own = [distributed(x.to(rank.device), p, rank, mesh) for x, p in zip(given, placements, strict=True)]
+            at = messages.launched()
+            found = operator(*own)
+            if (found.placements, messages.launched() - at) != ((kept,), 0):
+                wrong.append(f"{name}: {found.placements} after {messages.launched() - at} collectives")
+            if not right(operator(*(x.to(rank.device) for x in given)), found):
+                wrong.append(name)
+        for op, reduced in REDUCED.items():
+            parts = torch.stack([A, B]).to(rank.device)
+            pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
+            same: dict[str, Operator] = {"t": torch.t}
+            if op != "product":  # which PyTorch refuses to copy to
+                same["copy_"] = lambda x: torch.empty_like(x).copy_(x)
+            if op in ("max", "min"):
+                same |= {f"a{op}": lambda x, op=op: getattr(x, f"a{op}")(0), op: lambda x, op=op: getattr(x, op)()}
+            for name, operator in same.items():
+                at = messages.launched()
+                found = operator(pending)
+                if (found.placements, messages.launched() - at) != ((Partial(op),), 0):
+                    wrong.append(f"{name} of {op}: {found.placements} after {messages.launched() - at} collectives")
+                if not right(operator(reduced(parts, 0)), found):
+                    wrong.append(f"{name} of {op}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+ONCE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], int]] = {
+    **{name: (getattr(torch, name), (A,), (ROWS,), 1) for name in ("std", "var")},
+    "std of columns": (lambda a: a.std(0), (A,), (ROWS,), 1),
+    "svd": (lambda a: torch.linalg.svd(a, full_matrices=False).S, (A,), (COLUMNS,), 1),
+    "eigh": (lambda a: torch.linalg.eigh(a).eigenvalues, (SQUARE @ SQUARE.T,), (ROWS,), 1),
+    "qr": (lambda a: torch.linalg.qr(a).R, (SQUARE,), (ROWS,), 1),
+    "square of a sum": (lambda a: a * a, (A,), (SUM,), 1),
+    "product of sums": (lambda a: a @ a.t(), (A,), (SUM,), 1),
+    "maximum of a sum": (lambda a: a.amax(0), (A,), (SUM,), 1),
+    "copy of a sum to a whole": (lambda a, b: b.clone().copy_(a), (A, B), (SUM, R), 1),
+    "softmax of rows": (lambda a: a.softmax(0), (A,), (ROWS,), 1),
+}
+"""Operators with their operands, these operands' placements, and the number of collectives."""
+
+
+@requirement(
+    "TP-OP-38",
+    "An operator that needs a whole operand gathers or reduces it once, also if it has several results.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@requirement(
+    "TP-OP-39",
+    "A product of matrices, of which one has to be gathered, gathers the smaller one.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@pytest.mark.world(2)
+def test_once(world: World) -> None:
+    """Deviations, decompositions, powers of pending sums, and products of a large matrix by a small one."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (operator, given, placements, count) in ONCE.items():
+            own = [distributed(x.to(rank.device), p, rank, mesh) for x, p in zip(given, placements, strict=True)]
+            at = messages.launched()
+            found = operator(*own)
+            if messages.launched() - at != count:
+                wrong.append(f"{name}: {messages.launched() - at} collectives")
+            if not right(operator(*(x.to(rank.device) for x in given)), found):
+                wrong.append(name)
+        large, small = floats(64, 8).to(rank.device), floats(8, 2).to(rank.device)
+        for (x, y), same in itertools.product(((large, small), (small.t(), large.t())), (ROWS, COLUMNS)):
+            at = messages.mark()
+            found = distributed(x, same, rank, mesh) @ distributed(y, same, rank, mesh)
+            sent = [message.shape for message in messages.since(at)]
+            free = (x is large) == (same == ROWS)  # in which case the large one may stay in shards
+            if len(sent) != 1 or (free and math.prod(sent[0]) > small.numel() // 2):
+                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}: {sent}")
+            if not right(x @ y, found):
+                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PRODUCTS: dict[str, tuple[Operator, Operands]] = {
+    "mm": (torch.mm, (floats(5, 7), MATRIX)),
+    "bmm": (torch.bmm, (floats(3, 5, 6), floats(3, 6, 4))),
+    "addmm": (lambda a, b, c: torch.addmm(c, a, b), (floats(5, 7), MATRIX, floats(4))),
+}
+
+
+@requirement(
+    "TP-MODEL-02",
+    "An operator gives each DTensor that requires a gradient, alone or with others, the plain tensor's gradient.",
+    source="torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors",
+)
+@pytest.mark.world(2)
+def test_different_factors(world: World) -> None:
+    """Multiply factors in different placements, whose product's gradient arrives in one after the other."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, count = rank.mesh(), [], 0
+        for name, (operator, given) in PRODUCTS.items():
+            whole = [x.to(rank.device) for x in given]
+            plain = [x.clone().requires_grad_() for x in whole]
+            expected = operator(*plain)
+            weights = floats(*expected.shape, start=2).to(rank.device)
+            expected.backward(weights)
+            backs: list[Placement] = [R, *map(Shard, range(expected.dim()))]
+            each = [[*map(Shard, range(x.dim())), SUM] for x in given[:2]]
+            for placements in itertools.product(*each):
+                if len({p.dim for p in placements if isinstance(p, Shard)}) < 2 and SUM not in placements:
+                    continue
+                count += 1
+                back, rest = backs[count % len(backs)], [(R, ROWS)[count % 2]] * (len(given) - 2)
+                case = f"{name} of {placements}, {rest}, {back} on the way back"
+                own = [
+                    distributed(x.clone(), p, rank, mesh).requires_grad_()
+                    for x, p in zip(whole, [*placements, *rest], strict=True)
+                ]
+                found: Any = operator(*own)
+                if not right(expected.detach(), found.detach()):
+                    wrong.append(case)
+                found.backward(distributed(weights, back, rank, mesh))
+                for i, (due, x) in enumerate(zip(plain, own, strict=True)):
+                    if x.grad is None or not right(due.grad, x.grad):  # type: ignore[arg-type]
+                        wrong.append(f"{case}: gradient of factor {i}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
