@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -51,6 +52,13 @@ def _sharded(module: nn.Module, rank: Rank) -> nn.Module:
     return FullyShardedDataParallel(module.to(rank.device), device_id=rank.device, use_orig_params=True)
 
 
+def _sharded_by_policy(module: nn.Module, rank: Rank) -> nn.Module:
+    policy = ModuleWrapPolicy({nn.Linear})
+    return FullyShardedDataParallel(
+        module.to(rank.device), device_id=rank.device, use_orig_params=True, auto_wrap_policy=policy
+    )
+
+
 def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
     plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     return parallelize_module(module.to(rank.device), rank.mesh(), plan)
@@ -75,7 +83,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 @HOW
 @pytest.mark.parametrize(
     "stack",
-    [_ddp, _replicated, _replicated_fsdp, _sharded, _tensor_parallel],
+    [_ddp, _replicated, _replicated_fsdp, _sharded, _sharded_by_policy, _tensor_parallel],
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)
