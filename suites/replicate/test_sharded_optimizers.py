@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from harness import Rank, World, assert_same, requirement
@@ -207,5 +208,74 @@ def test_own_optimizers(world: World) -> None:
             with pytest.raises(error):
                 ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.5)
         dist.barrier()
+
+    world.run(body)
+
+
+class Averaging(Joinable):
+    """Averages numbers over all ranks as gradients of parameters, those of ranks that have joined being zero."""
+
+    def __init__(self, rank: Rank, parameters: list[nn.Parameter], group: Any) -> None:
+        super().__init__()
+        self.rank, self.parameters, self.group = rank, parameters, group
+
+    def average(self, number: float) -> None:
+        """Set every gradient to the average of the ranks' numbers and its own position."""
+        Join.notify_join_context(self)
+        self.share(number)
+
+    def share(self, number: float) -> None:
+        total = torch.tensor(number, device=self.rank.device)
+        dist.all_reduce(total, group=self.group)
+        for i, p in enumerate(self.parameters):
+            p.grad = torch.full_like(p, total.item() / 2 + i)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return a hook that takes part in averages."""
+        hook = JoinHook()
+        hook.main_hook = lambda: self.share(0.0)  # type: ignore[method-assign]
+        return hook
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.rank.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The group of the averages."""
+        return self.group or dist.group.WORLD
+
+
+@requirement(
+    "DDP-ZERO-116",
+    "In a Join, ranks that have joined go on to step their parts, so that all end as with the optimizer that is sharded.",
+    source=f"{SOURCE}: join_hook; torch.distributed.algorithms.join.Join",
+)
+@pytest.mark.world(3)
+def test_join(world: World) -> None:
+    """Ranks have one, two and four batches, or none, in the world or in a group; the gradients are averaged."""
+
+    def body(rank: Rank) -> None:
+        two = dist.new_group([1, 2])
+        for batches in ([1, 2, 4], [4, 2, 1], [2, 2, 2], [0, 3, 0]):
+            for group in (None, two):
+                if group is two and rank.index == 0:
+                    continue
+                for kind in OPTIMIZERS:
+                    for views in (False, True):
+                        pair = Pair(rank, kind, group, parameters_as_bucket_view=views)
+                        averaging = Averaging(rank, pair.sharded, group)
+                        with Join([averaging, pair.zero]):
+                            for number in range(batches[rank.index]):
+                                averaging.average(8.0 + rank.index + number)
+                                pair.zero.step()
+                        members = range(3) if group is None else (1, 2)
+                        for number in range(max(batches[r] for r in members)):
+                            total = sum(8.0 + r + number for r in members if number < batches[r])
+                            for i, p in enumerate(pair.whole):
+                                p.grad = torch.full_like(p, total / 2 + i)
+                            pair.plain.step()
+                        pair.compare(f"{batches}, {kind.__name__}, {views=}, group: {group is two}")
 
     world.run(body)
