@@ -232,7 +232,7 @@ def test_in_hooks(world: World) -> None:
             layer = nn.Linear(4, 4)
             for name in ("weight", "bias"):
                 whole = dyadic(*getattr(layer, name).shape, key=name, dtype=torch.float32).to(rank.device)
-                dim = placement if name == "weight" and placement is WHOLE else Shard(0) if placement is COLUMNS else WHOLE
+                dim = ROWS if placement is COLUMNS else WHOLE
                 setattr(layer, name, nn.Parameter(distribute_tensor(whole, mesh, [dim], src_data_rank=None)))
             layer.register_forward_pre_hook(lambda _, args: tuple(_local_and_back(x) for x in args))
             layer.register_forward_hook(lambda _, args, y: _local_and_back(y) * args[0].shape[0])

@@ -165,15 +165,18 @@ def local(tensor: Any) -> torch.Tensor:
 @HOW
 @pytest.mark.world(2)
 def test_compiled_before(world: World, how: Callable[[nn.Module, Tracer], Callable[..., Any]]) -> None:
-    """Compile both layers, apply each stack to the model, and train it for three steps."""
+    """Compile both layers or the model, apply each stack to the model, and train it for three steps."""
 
     def body(rank: Rank) -> None:
         stacks = [_ddp, _replicated, _replicated_fsdp, _sharded, _fully_sharded]
-        for stack in [*stacks, _tensor_parallel] if how is by_itself else stacks:
+        more = [_tensor_parallel] if how is by_itself else []
+        for stack, whole in [*((stack, False) for stack in [*stacks, *more]), (_ddp, True)]:
             torch.compiler.reset()
             name, tracer, counts = stack.__name__, Tracer("eager"), []
             plain, inner = OwnLayers(), OwnLayers()
-            for key, layer in inner.named_children():
+            if whole:
+                inner = how(inner, tracer)  # type: ignore[assignment]
+            for key, layer in [] if whole else inner.named_children():
                 setattr(inner, key, how(layer, tracer))
             plain, model = stack(plain, rank), stack(inner, rank)
             own = 0 if stack is _tensor_parallel else rank.index

@@ -54,9 +54,7 @@ def test_checkpointed(world: World) -> None:
                 layers[number] = dynamo.checkpointed(layers[number])
             if kind == "fully_shard":
                 return fully_shard(layers, mesh=mesh["dp"])
-            return FullyShardedDataParallel(
-                layers, device_mesh=mesh["dp"], device_id=rank.device, use_orig_params=True
-            )
+            return FullyShardedDataParallel(layers, device_mesh=mesh["dp"], device_id=rank.device, use_orig_params=True)
 
         for kind, checkpoints in (("FSDP1", 0), ("FSDP1", 1), ("fully_shard", 2)):
             what = f"{kind}, {checkpoints} checkpoints"

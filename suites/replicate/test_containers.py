@@ -86,7 +86,8 @@ HIDDEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "iterator": lambda x, y: iter([x, y]),
 }
 """Objects that it does not search."""
-NOT_FOUND = ["words", "in words", "row", "column", "record", "in record", "record of one", *(name for name in HIDDEN if name != "deque")]
+OF_OTHER_CLASSES = ["words", "in words", "row", "column", "record", "in record", "record of one"]
+NOT_FOUND = [*OF_OTHER_CLASSES, *(name for name in HIDDEN if name != "deque")]
 """Containers that pytree does not know: with a static graph, PyTorch silently averages nothing."""
 
 

@@ -424,7 +424,12 @@ def test_autocast(world: World) -> None:
 @pytest.mark.world(2)
 def test_nested(world: World) -> None:
     """Wrap a whole module, or its second layer alone before the rest of it, with every pair of options."""
-    kinds: list[dict[str, Any]] = [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"bucket_cap_mb": 1e-6}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"bucket_cap_mb": 1e-6},
+    ]
 
     def body(rank: Rank) -> None:
         for inner in kinds:
