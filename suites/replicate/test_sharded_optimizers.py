@@ -28,7 +28,7 @@ class Pair:
 
     def __init__(self, rank: Rank, kind: type[torch.optim.Optimizer], group: Any, **options: Any) -> None:
         numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in SHAPES]
-        self.sharded, self.whole = ([nn.Parameter(n.to(rank.device)) for n in numbers] for _ in range(2))
+        self.sharded, self.whole = ([nn.Parameter(n.to(rank.device).clone()) for n in numbers] for _ in range(2))
         given = OPTIMIZERS[kind]
         self.zero: Any = ZeroRedundancyOptimizer(groups_of(self.sharded), kind, process_group=group, **options, **given)
         self.plain: Any = kind(groups_of(self.whole), **given)
