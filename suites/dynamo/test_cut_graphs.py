@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -385,41 +384,6 @@ def test_explained(world: World) -> None:
                 assert (told.graphs, told.breaks) == (right, right - 1), (size, mode)
                 assert (len(told.reasons) >= told.breaks, bool(told.reasons)) == (True, right > 1), (size, mode)
                 assert all(told.reasons), (size, mode)
-
-    world.run(body)
-
-
-def _attends(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> torch.Tensor:
-    q = a(x).view(1, 2, 4, WIDE // 4)
-    y = flex_attention(q, q * 2, b(x).view(1, 2, 4, WIDE // 4), score_mod=lambda score, *_: score / 64)
-    return c(y.view(2, WIDE))  # type: ignore[union-attr]
-
-
-@requirement(
-    "DYN-DDP-136",
-    "A compiled model under DDP with several buckets that calls flex_attention has the gradients of uncompiled code.",
-    source=f"{SOURCE}: higher-order operators; torch.nn.attention.flex_attention",
-)
-@pytest.mark.world(2)
-def test_attention(world: World) -> None:
-    """Call it between layers that have buckets of their own, as it is or compiled on its own, in two steps."""
-
-    def body(rank: Rank) -> None:
-        tracer = Tracer("aot_eager")
-        found = []
-        for compiles in (False, True):
-            model = wrapped(_attends, rank)
-            function = compiled(model, tracer) if compiles else model
-            results = []
-            for step in range(2):
-                y = function(given(rank, step))
-                y.sum().backward()
-                results += [y.detach(), *(p.grad for p in model.parameters())]
-                model.zero_grad()
-            found.append(results)
-        for number, (one, other) in enumerate(zip(*found, strict=True)):
-            torch.testing.assert_close(one, other, msg=f"tensor {number}")
-        assert len(tracer.graphs) > 1
 
     world.run(body)
 
