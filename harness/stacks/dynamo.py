@@ -201,11 +201,12 @@ def compiled(
 
 
 def marked(how: str, tensor: Any, dims: int | Sequence[int]) -> Any:
-    """Mark dimensions of a tensor as ``dynamic``, ``maybe-dynamic`` or ``static``, and return it."""
+    """Mark dimensions of a tensor as ``dynamic``, ``maybe-dynamic``, ``static`` or ``unbacked``, and return it."""
     marks: dict[str, Callable[[Any, Any], None]] = {
         "dynamic": torch._dynamo.mark_dynamic,
         "maybe-dynamic": torch._dynamo.maybe_mark_dynamic,
         "static": torch._dynamo.mark_static,
+        "unbacked": torch._dynamo.decorators.mark_unbacked,
     }
     marks[how](tensor, dims)
     return tensor

@@ -321,10 +321,17 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
 def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """Each member sends to the next by global rank; a batch sends all messages at once, by ranks in the group.
 
+    This is done in inference mode, too.
+
     Dynamo passes a batch the ranks in the group, and says that this is what it expects (2.15).
     """
 
     def body(group: Any, member: int, size: int, device: torch.device) -> None:
+        for mode in (False, True):
+            with torch.inference_mode(mode):
+                exchange(group, member, size, device)
+
+    def exchange(group: Any, member: int, size: int, device: torch.device) -> None:
         case = Case("all_gather", shape=(7,))
         into = torch.full((7,), -1.0, device=device)
         after, before = (member + 1) % size, (member - 1) % size

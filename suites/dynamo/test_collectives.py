@@ -290,6 +290,20 @@ def test_launched(world: World) -> None:
             assert unwaited() == 0
         assert counter.graphs == 2
 
+        def used_by_one(x: torch.Tensor) -> torch.Tensor:
+            largest = functional.all_reduce(x * 2, "max", dist.group.WORLD)
+            share = functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD)
+            whole = functional.all_gather_tensor(share, 0, dist.group.WORLD)
+            return x + whole + largest if rank.index == 0 else x + 1
+
+        function, _ = dynamo.compiled(used_by_one)
+        x = torch.arange(2.0 * rank.size, device=rank.device) + rank.index
+        right = used_by_one(x)
+        before, left = launched(), unwaited()
+        assert_same(right, function(x), "the result that one rank uses")
+        assert since(before) == {tuple(range(rank.size)): 3}
+        assert unwaited() == left
+
     world.run(body)
 
 

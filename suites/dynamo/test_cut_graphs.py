@@ -352,6 +352,38 @@ def test_arguments(world: World) -> None:
                     assert_same(one.grad, other.grad, f"gradient, {what}, step {step}")
                     one.grad = other.grad = None
             assert products(tracer) == [1, 1, 1], what
+        drawn = []
+        for compiles in (False, True):
+            model = wrapped(lambda *layers: torch.randn(3) * torch.randn(3), rank)
+            function = compiled(model, Tracer("aot_eager")) if compiles else model
+            torch.manual_seed(5)
+            with torch.no_grad():
+                drawn.append([function() for _ in range(2)])
+        for one, other in zip(*drawn, strict=True):
+            assert_same(one, other, "a forward without inputs that uses no parameter")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-BREAK-64",
+    "torch._dynamo.explain gives a break for each end of a graph where a bucket of a model under DDP ends.",
+    source="torch/_dynamo/eval_frame.py: explain; torch/_dynamo/backends/distributed.py: DDPOptimizer",
+)
+@pytest.mark.world(1)
+def test_explained(world: World) -> None:
+    """Explain a model of two and of three buckets, and with one graph for all of them."""
+
+    def body(rank: Rank) -> None:
+        for size, count in ((1, 3), (100, 2)):
+            for mode in (True, False):
+                model = DistributedDataParallel(Body(lambda a, b, c, x: c(b(a(x)))).to(rank.device), bucket_cap_mb=size)
+                with dynamo.ddp_mode(mode):
+                    told = dynamo.explained(model, given(rank))
+                right = count if mode else 1
+                assert (told.graphs, told.breaks) == (right, right - 1), (size, mode)
+                assert (len(told.reasons) >= told.breaks, bool(told.reasons)) == (True, right > 1), (size, mode)
+                assert all(told.reasons), (size, mode)
 
     world.run(body)
 

@@ -42,6 +42,18 @@ def changed(x: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return x + a
 
 
+def read_and_changed(w: Any, v: Any, a: Any) -> Any:
+    """Change the last argument between uses of the others, one of which is multiplied by it."""
+    y = w.sin() * v
+    a.add_(2)
+    return y + w * a, v * 2
+
+
+@requirement(
+    "DYN-DT-71",
+    "Compiled code that changes a DTensor in place has the gradients of uncompiled code for the other DTensors.",
+    source="torch.compile; torch/_functorch/_aot_autograd: mutations of inputs; torch.distributed.tensor.DTensor",
+)
 @requirement(
     "DYN-DT-11",
     "Operations in place on DTensors that compiled code is given or reads change these as uncompiled code does.",
@@ -77,6 +89,18 @@ def test_changed_in_place(world: World, placement: Placement) -> None:
 
         for number, (right, found) in enumerate(zip(run(compiles=False), run(compiles=True), strict=True)):
             assert_same(right, found, f"tensor {number}")
+
+        def gradients(compiles: bool) -> list[torch.Tensor]:
+            w, v, a = made("w").requires_grad_(), made("v").requires_grad_(), made("a")
+            function = dynamo.compiled(read_and_changed)[0] if compiles else read_and_changed
+            for _ in range(2):
+                y, z = function(w, v, a)
+                (y.to_local() * 2 + z.to_local()).sum().backward()
+            assert not a.requires_grad
+            return [each.to_local().detach() for each in (w.grad, v.grad, a)]  # type: ignore[union-attr]
+
+        for number, (right, found) in enumerate(zip(gradients(compiles=False), gradients(compiles=True), strict=True)):
+            assert_same(right, found, f"gradient {number}")
 
     world.run(body)
 

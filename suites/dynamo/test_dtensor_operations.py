@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -205,6 +205,50 @@ def test_arguments(world: World) -> None:
                 assert grad is not None
                 assert_same(gradient + 0, grad + 0, f"gradient, {name}, call {call}")
             assert counter.graphs == 1, f"call {call}"
+
+    world.run(body)
+
+
+def _local_and_back(y: Any) -> Any:
+    return DTensor.from_local(
+        y.to_local(grad_placements=y.placements) + 2, y.device_mesh, placements=y.placements, run_check=False
+    )
+
+
+@requirement(
+    "DYN-CALL-64",
+    "Forward hooks of a compiled module that convert DTensors to local tensors, or back, work as uncompiled.",
+    source="torch.nn.Module: register_forward_pre_hook, register_forward_hook; torch.distributed.tensor.DTensor: "
+    "to_local, from_local; test_dtensor_compile.py: test_dynamo_to_local_kwargs_forward_hook",
+)
+@pytest.mark.world(2)
+def test_in_hooks(world: World) -> None:
+    """Convert inputs and outputs of a layer in hooks before and after it, for each placement of its weight."""
+    cases: list[tuple[Placement, Placement]] = [(WHOLE, WHOLE), (ROWS, WHOLE), (WHOLE, COLUMNS)]
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+
+        def trained(given: Placement, placement: Placement, compiles: bool) -> list[Any]:
+            layer = nn.Linear(4, 4)
+            for name in ("weight", "bias"):
+                whole = dyadic(*getattr(layer, name).shape, key=name, dtype=torch.float32).to(rank.device)
+                dim = ROWS if placement is COLUMNS else WHOLE
+                setattr(layer, name, nn.Parameter(distribute_tensor(whole, mesh, [dim], src_data_rank=None)))
+            layer.register_forward_pre_hook(lambda _, args: tuple(_local_and_back(x) for x in args))
+            layer.register_forward_hook(lambda _, args, y: _local_and_back(y) * args[0].shape[0])
+            function, counter = dynamo.compiled(layer)
+            results = []
+            for step in range(2):
+                x = made(rank, mesh, given, step).requires_grad_()
+                y = function(x) if compiles else layer(x)
+                y.to_local().square().sum().backward()
+                results += [y, x.grad, *(p.grad for p in layer.parameters())]
+            assert counter.graphs == int(compiles)
+            return results
+
+        for case in cases:
+            assert_alike(trained(*case, compiles=False), trained(*case, compiles=True), f"{case}")
 
     world.run(body)
 

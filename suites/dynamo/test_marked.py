@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
@@ -134,5 +134,92 @@ def test_collectives(world: World) -> None:
                     right, result = function(x), compiled(dynamo.marked("dynamic", x, dims))
                     assert_same(right + 0, result + 0, f"{name}: {dims}, {shape}")
                 assert counter.graphs == 1, f"{name}: {dims}"
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-MARK-63",
+    "With both dimensions of DTensors marked as dynamic, code with its backward is compiled once for each branch on a "
+    "size.",
+    source="torch._dynamo.mark_dynamic: tensor subclasses; test_dtensor_compile.py: test_dtensor_dynamic_recompiles",
+)
+@pytest.mark.world(2)
+def test_both_dimensions(world: World) -> None:
+    """Use a function in four sizes, of which the last takes another branch; compare gradients with uncompiled code."""
+
+    def everything(given: list[Any]) -> list[Any]:
+        factor = 3 if given[0].shape[0] > 24 else 2
+        return [*(d * d * factor for d in given), (given[0] * factor).full_tensor()]
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        compiled, counter = dynamo.compiled(everything)
+        for shape, graphs in [((4, 6), 1), ((6, 8), 1), ((10, 4), 1), ((32, 6), 2)]:
+            found = []
+            for call in (everything, compiled):
+                locals_ = [
+                    dyadic(*shape, key=(k, rank.index), dtype=torch.float32, span=2).to(rank.device).requires_grad_()
+                    for k in range(len(PLACEMENTS))
+                ]
+                given = [
+                    dynamo.marked("dynamic", DTensor.from_local(x, mesh, [p], run_check=False), (0, 1))
+                    for x, p in zip(locals_, PLACEMENTS, strict=True)
+                ]
+                results = call(given)
+                ends = [y.to_local() if isinstance(y, DTensor) else y for y in results]
+                torch.autograd.backward(ends, [torch.full_like(y, 1 + k) for k, y in enumerate(ends)])
+                found.append(([y.shape for y in results], [x.grad for x in locals_]))
+            (shapes, gradients), (others, grads) = found
+            assert shapes == others, shape
+            for placement, one, other in zip(PLACEMENTS, gradients, grads, strict=True):
+                assert one is not None
+                assert other is not None
+                assert_same(one + 0, other + 0, f"{placement}, {shape}")
+            assert counter.graphs == graphs, shape
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-MARK-64",
+    "A product of DTensors whose sizes are marked as unbacked has the placements and values of uncompiled code.",
+    source="torch._dynamo.decorators.mark_unbacked; test_dtensor_compile.py: test_dtensor_unbacked_matmuls",
+)
+@requirement(
+    "DYN-MARK-65",
+    "A product of DTensors whose sizes are marked as unbacked is compiled once for all sizes.",
+    source="torch._dynamo.decorators.mark_unbacked; test_dtensor_compile.py: test_dtensor_matmul_zero_size_shards",
+)
+@pytest.mark.world(2)
+def test_unbacked_products(world: World) -> None:
+    """Multiply replicated matrices, and those sharded by the inner or an outer dimension, in several sizes."""
+    layouts: list[tuple[Placement, Placement, Placement]] = [
+        (Replicate(), Replicate(), Replicate()),
+        (Shard(1), Shard(0), Partial()),
+        (Shard(0), Replicate(), Shard(0)),
+        (Replicate(), Shard(1), Shard(1)),
+    ]
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+
+        def made(placement: Placement, rows: int, columns: int, *key: Any) -> Any:
+            whole = dyadic(rows, columns, key=key, dtype=torch.float32).to(rank.device)
+            return distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+
+        for first, second, right in layouts:
+            compiled, counter = dynamo.compiled(torch.mm)
+            for number, (rows, inner, columns) in enumerate([(8, 8, 8), (3, 4, 2), (6, 2, 5), (5, 8, 3)]):
+                a, b = made(first, rows, inner, "a"), made(second, inner, columns, "b")
+                if number == 0:
+                    dynamo.marked("unbacked", a, (0, 1))
+                    dynamo.marked("unbacked", b, (0, 1))
+                what = f"{first}, {second}, {rows} x {inner} x {columns}"
+                found, expected = compiled(a, b), torch.mm(a, b)
+                assert found.placements == expected.placements == (right,), what
+                assert found.shape == expected.shape, what
+                assert_same(expected.full_tensor() + 0, found.full_tensor() + 0, what)
+                assert counter.graphs == 1, what
 
     world.run(body)

@@ -26,7 +26,7 @@ SOURCE = "torch/_dynamo/variables/distributed.py"
 @pytest.mark.parametrize("members", [None, (0, 1, 2), (1, 2), (0, 2)], ids=str)
 @pytest.mark.world(3)
 def test_groups(world: World, members: tuple[int, ...] | None) -> None:
-    """The function closes over the group."""
+    """The function closes over the group; another one has nothing to compute, and returns the size alone."""
 
     def body(rank: Rank) -> None:
         group = None if members is None else dist.new_group(list(members))
@@ -38,6 +38,12 @@ def test_groups(world: World, members: tuple[int, ...] | None) -> None:
             known = [0, 1, 2] if group is None else dist.get_process_group_ranks(group)
             return x * size + index, index, size, known
 
+        def only_size() -> int:
+            return dist.get_world_size(group)
+
+        function, counter = dynamo.compiled(only_size, fullgraph=False)
+        assert function() == only_size()
+        assert counter.graphs == 0
         function, _ = dynamo.compiled(about)
         answers = function(torch.ones(2, device=rank.device))
         ranks = list(members or (0, 1, 2))

@@ -37,8 +37,9 @@ def test_properties(world: World) -> None:
     """Ask for the default dimension and reduction, and for others, by position and by name."""
 
     def asked(x: torch.Tensor, p: Any) -> Any:
-        shards = p.is_shard(), p.is_shard(0), p.is_shard(1), p.is_shard(dim=1)
+        shards = p.is_shard(), p.is_shard(0), p.is_shard(1), p.is_shard(dim=1), p.is_shard(None), p.is_shard(dim=None)
         partials = p.is_partial(), p.is_partial("sum"), p.is_partial("avg"), p.is_partial(reduce_op="avg")
+        partials = *partials, p.is_partial(None), p.is_partial(reduce_op=None)
         return x + 1, shards, partials, p.is_replicate()
 
     def made(x: torch.Tensor) -> Any:

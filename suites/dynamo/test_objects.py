@@ -82,7 +82,7 @@ def _sliced(x: torch.Tensor, mesh: Any) -> Any:
 
 
 def _group_of_mesh(x: torch.Tensor, mesh: Any) -> Any:
-    return x + 1, mesh.get_group(1), mesh.get_group("b")
+    return x + 1, mesh.get_group(1), mesh.get_group("b"), mesh.get_group(mesh_dim=0), mesh.get_group(mesh_dim="a")
 
 
 def _the_world(x: torch.Tensor) -> Any:
@@ -225,6 +225,12 @@ def test_across_a_break(world: World, kind: str) -> None:
     world.run(body)
 
 
+def _place_or_none(x: torch.Tensor, group: Any) -> Any:
+    """Return rank and size, which are -1 for ranks beside the group."""
+    where, size = dist.get_rank(group), dist.get_world_size(group)
+    return (x + 1 if where < 0 else x * size), where, size
+
+
 def _size_and_rank(x: torch.Tensor, group: Any) -> Any:
     return x + group.size() * 10 + group.rank(), group
 
@@ -305,6 +311,31 @@ def test_replaced(world: World, kind: str) -> None:
             for hold in (_in_attribute, _in_list, _in_dictionary, _in_module, _in_closure):
                 read, replace = hold(objects[0], numbers_of)
                 wrong += [f"{hold.__name__}: {s}" for s in replaced(rank, read, replace, (*objects, objects[0]))]
+        assert wrong == []
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-OBJ-65",
+    "One compiled function sees at each call whether it has a group or NON_GROUP_MEMBER, given or held by something.",
+    source="torch.compile: guards; torch.distributed: GroupMember; test_dynamo_distributed.py: test_get_pg_attr",
+)
+@pytest.mark.world(3)
+def test_no_member(world: World) -> None:
+    """Replace a group by what stands for none, and put it back, in everything that holds it."""
+
+    def body(rank: Rank) -> None:
+        about, wrong = things(rank), []
+        groups = (about.pair, dist.GroupMember.NON_GROUP_MEMBER, about.pair, dist.GroupMember.NON_GROUP_MEMBER)
+        for hold in (_in_attribute, _in_list, _in_dictionary, _in_module, _in_closure):
+            for first in (0, 1):
+                read, replace = hold(groups[first], _place_or_none)
+                wrong += [f"{hold.__name__}: {s}" for s in replaced(rank, read, replace, groups[first:])]
+        compiled, _ = dynamo.compiled(_place_or_none, backend="eager", fullgraph=False)
+        for group in groups:
+            given = torch.ones(1, device=rank.device), group
+            assert compiled(*given) == _place_or_none(*given), "given"
         assert wrong == []
 
     world.run(body)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import dynamo
+from suites.dynamo.backends import INDUCTOR
 
 DRAWN: dict[str, Callable[[DTensor], Any]] = {
     "dropout": lambda x: functional.dropout(x, 0.5, training=True),
@@ -63,3 +64,43 @@ def test_drawn(world: World) -> None:
 
     results = world.run(body)
     assert_on_ranks([results[0]] * world.size, results)
+
+
+@requirement(
+    "DYN-DRAW-62",
+    "With Inductor, random operations on DTensors draw new numbers in each call, which are equal for replicas.",
+    source="torch.compile; torch.distributed.tensor.DTensor; torch.manual_seed",
+)
+@pytest.mark.parametrize("backend", [INDUCTOR])
+@pytest.mark.world(2)
+def test_drawn_by_inductor(world: World, backend: str) -> None:
+    """Draw twice from replicated and sharded tensors, with Inductor's own numbers and with those of uncompiled code."""
+
+    def body(rank: Rank) -> list[Any]:
+        layouts: tuple[Placement, ...] = (Replicate(), Shard(0))
+        names = ("dropout", "uniform_")
+
+        def draw(xs: list[Any]) -> list[Any]:
+            return [DRAWN[name](x) for x in xs for name in names]
+
+        def drawn(run: Any) -> list[list[Any]]:
+            torch.manual_seed(7)
+            given = torch.full((4, 32), 0.5, device=rank.device)
+            xs = [distribute_tensor(given, rank.mesh(), [layout], src_data_rank=None) for layout in layouts]
+            results = [run(xs) for _ in range(2)]
+            for found in results:
+                assert [y.placements[0] for y in found] == [layout for layout in layouts for _ in names]
+            return [[y.to_local().tolist() for y in found] for found in results]
+
+        own, counter = dynamo.compiled(draw, backend=backend)
+        numbers = drawn(own)
+        assert counter.graphs == 1
+        assert numbers == drawn(own), "after the same seed"
+        with dynamo.inductor_options({"fallback_random": True}):
+            assert drawn(draw) == drawn(dynamo.compiled(draw, backend=backend)[0]), "with fallback_random"
+        return numbers
+
+    (one, again), (other, other_again) = world.run(body)
+    for i in range(4):
+        assert one[i] != again[i]
+    assert (one[:2], again[:2]) == (other[:2], other_again[:2])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -51,6 +52,13 @@ def _sharded(module: nn.Module, rank: Rank) -> nn.Module:
     return FullyShardedDataParallel(module.to(rank.device), device_id=rank.device, use_orig_params=True)
 
 
+def _sharded_by_policy(module: nn.Module, rank: Rank) -> nn.Module:
+    policy = ModuleWrapPolicy({nn.Linear})
+    return FullyShardedDataParallel(
+        module.to(rank.device), device_id=rank.device, use_orig_params=True, auto_wrap_policy=policy
+    )
+
+
 def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
     plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
     return parallelize_module(module.to(rank.device), rank.mesh(), plan)
@@ -75,7 +83,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 @HOW
 @pytest.mark.parametrize(
     "stack",
-    [_ddp, _replicated, _replicated_fsdp, _sharded, _tensor_parallel],
+    [_ddp, _replicated, _replicated_fsdp, _sharded, _sharded_by_policy, _tensor_parallel],
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)
@@ -157,15 +165,18 @@ def local(tensor: Any) -> torch.Tensor:
 @HOW
 @pytest.mark.world(2)
 def test_compiled_before(world: World, how: Callable[[nn.Module, Tracer], Callable[..., Any]]) -> None:
-    """Compile both layers, apply each stack to the model, and train it for three steps."""
+    """Compile both layers or the model, apply each stack to the model, and train it for three steps."""
 
     def body(rank: Rank) -> None:
         stacks = [_ddp, _replicated, _replicated_fsdp, _sharded, _fully_sharded]
-        for stack in [*stacks, _tensor_parallel] if how is by_itself else stacks:
+        more = [_tensor_parallel] if how is by_itself else []
+        for stack, whole in [*((stack, False) for stack in [*stacks, *more]), (_ddp, True)]:
             torch.compiler.reset()
             name, tracer, counts = stack.__name__, Tracer("eager"), []
             plain, inner = OwnLayers(), OwnLayers()
-            for key, layer in inner.named_children():
+            if whole:
+                inner = how(inner, tracer)  # type: ignore[assignment]
+            for key, layer in [] if whole else inner.named_children():
                 setattr(inner, key, how(layer, tracer))
             plain, model = stack(plain, rank), stack(inner, rank)
             own = 0 if stack is _tensor_parallel else rank.index

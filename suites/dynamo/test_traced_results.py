@@ -312,3 +312,62 @@ def test_messages(world: World) -> None:
                     assert counter.graphs == 1, f"{what}, {exchange.__name__}"
 
     world.run(body)
+
+
+OF_INTERMEDIATES: dict[str, Call] = {
+    "all_reduce": lambda y, group: functional.all_reduce(y, "sum", group),
+    "all_gather": lambda y, group: functional.all_gather_tensor(y, 0, group),
+    "reduce_scatter": lambda y, group: functional.reduce_scatter_tensor(y, "sum", 0, group),
+    "broadcast": lambda y, group: functional.broadcast(y, 1, group),
+    "exchange": lambda y, group: functional.all_to_all_single(y, None, None, group),
+    "coalesced": lambda y, group: functional.all_reduce_coalesced([y, y + 1], "sum", group),
+}
+
+
+@requirement(
+    "DYN-RESULT-66",
+    "Functional collectives of intermediate tensors have the values and strides of uncompiled code, also if other code "
+    "uses these tensors again.",
+    source="torch._inductor: lowerings of collectives; test_inductor_collectives.py: "
+    "test_inductor_doesnt_mutate_shared, test_allgather_contiguous_input",
+)
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        pytest.param("aot_eager", tuple(OF_INTERMEDIATES), id="aot_eager"),
+        pytest.param("inductor", ("all_reduce",), id="inductor", marks=INDUCTOR.marks),
+    ],
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, not all of these collectives can be traced")
+@pytest.mark.world(2, timeout=180)
+def test_intermediates(world: World, backend: str, names: tuple[str, ...]) -> None:
+    """Call collectives with sums and transposed products that are returned, changed or used again afterwards."""
+    dense = in_force().claims.lacks_features("collectives", ["strided"])
+
+    def body(rank: Rank) -> None:
+        group = dist.group.WORLD
+
+        def everything(x: torch.Tensor) -> list[Any]:
+            results: list[Any] = []
+            for number, call in enumerate(OF_INTERMEDIATES[name] for name in names):
+                y = x * 2 + number
+                results += [call(y, group), y, y + 1]
+                z = x - number
+                w = call(z, group)
+                results += [[v + 0 for v in w] if isinstance(w, list) else w + 0, z.mul_(3)]
+                if not dense:
+                    t = (x + number).t()
+                    results += [call(t, group), t * 2]
+            return results
+
+        x = dyadic(4, 6, key=rank.index, dtype=torch.float32, span=4).to(rank.device)
+        compiled, counter = dynamo.compiled(everything, backend=backend)
+        right = [z for y in everything(x) for z in (y if isinstance(y, list) else [y])]
+        for _ in range(2):
+            found = [z for y in compiled(x) for z in (y if isinstance(y, list) else [y])]
+            for number, (one, other) in enumerate(zip(right, found, strict=True)):
+                assert_same(one + 0, other + 0, f"tensor {number}")
+                assert one.stride() == other.stride(), f"tensor {number}"
+        assert counter.graphs == 1
+
+    world.run(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +20,12 @@ SOURCE = "torch/distributed/_composable/replicate.py: replicate"
 class Pair(NamedTuple):
     first: torch.Tensor
     second: Any
+
+
+@dataclasses.dataclass
+class Record:
+    first: torch.Tensor
+    name: str
 
 
 class Structured(nn.Module):
@@ -44,7 +51,7 @@ class Structured(nn.Module):
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.world(1, 2)
 def test_structure(world: World, find: bool) -> None:
-    """Use positional, keyword and default arguments; tuples, lists, dicts, named tuples, None, text and integers."""
+    """Use positional, keyword and default arguments; tuples, lists, dicts, dataclasses, packed sequences."""
 
     def body(rank: Rank) -> None:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
@@ -59,6 +66,16 @@ def test_structure(world: World, find: bool) -> None:
         assert isinstance(others["a"], tuple)
         assert others["a"][0] == 1
         assert whole.dtype == torch.int64
+        packed, record = nn.utils.rnn.pack_sequence([x, x]), Record(x, "text")
+        given = {"pair": Pair(x, (packed, [record]))}
+        pair = model(x, others=given)[4]["pair"]
+        assert isinstance(pair, Pair)
+        first, (found, [one]) = pair
+        assert torch.equal(first, x)
+        assert isinstance(found, nn.utils.rnn.PackedSequence)
+        assert (found.batch_sizes.tolist(), found.data.tolist()) == ([2], [[2.0], [2.0]])
+        assert isinstance(one, Record)
+        assert (one.first.tolist(), one.name) == ([[2.0]], "text")
         assert isinstance(model(x)[1], list)
         assert model(x)[4] is None
 

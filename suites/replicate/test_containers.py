@@ -70,6 +70,7 @@ MAKES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "column": lambda x, y: Column((x, y)),
     "record": lambda x, y: Record(x, y),
     "in record": lambda x, y: [Record(Pair(x, y))],
+    "record of one": lambda x, y: Record(x + y),
     "twice": lambda x, y: (x, y, x.detach(), None, (), [], {}),
     "default": lambda x, y: defaultdict(list, {"x": [x], "y": [y]}),
     "packed": lambda x, y: nn.utils.rnn.pack_sequence([x, y]),
@@ -85,7 +86,8 @@ HIDDEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "iterator": lambda x, y: iter([x, y]),
 }
 """Objects that it does not search."""
-NOT_FOUND = ["words", "in words", "row", "column", "record", "in record", *(name for name in HIDDEN if name != "deque")]
+OF_OTHER_CLASSES = ["words", "in words", "row", "column", "record", "in record", "record of one"]
+NOT_FOUND = [*OF_OTHER_CLASSES, *(name for name in HIDDEN if name != "deque")]
 """Containers that pytree does not know: with a static graph, PyTorch silently averages nothing."""
 
 

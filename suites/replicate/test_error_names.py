@@ -51,6 +51,11 @@ def named(message: str, model: nn.Module) -> list[str]:
 
 
 @requirement(
+    "DDP-NAMES-62",
+    "The error about parameters without gradients has the indices of those of its rank among all that are averaged.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@requirement(
     "DDP-NAMES-01",
     "At debug level INFO or DETAIL, the error about parameters without gradients names those of its rank, and no "
     "others.",
@@ -73,6 +78,8 @@ def test_unused(world: World) -> None:
                 with pytest.raises(RuntimeError, match="did not receive grad") as e:
                     model(x, used[rank.index])
                 left = [name for name in NAMES if name not in used[rank.index]]
+                numbers = re.findall(r"(?<![\w.])\d+(?![\w.])", str(e.value).rpartition(f"rank {rank.index}: ")[2])
+                assert [NAMES[int(number)] for number in numbers] == left, f"{level}, {used}"
                 assert named(str(e.value), module) == ([] if level is dist.DebugLevel.OFF else left), f"{level}, {used}"
 
     world.run(body)

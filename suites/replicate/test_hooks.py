@@ -98,17 +98,21 @@ def test_state_and_result(world: World, how: str) -> None:
 @pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "none"])
 @pytest.mark.world(2, 3, 4)
 def test_large_half_precision(world: World, name: str) -> None:
-    """Use float16 gradients near the largest finite number, of which each world size has an exact part."""
+    """Use float16 gradients near the largest finite number, of which sizes have exact parts, as views or not."""
     values = [49152.0, -65472.0, 3.0]
 
-    def body(rank: Rank) -> torch.Tensor:
-        model: Any = replicate.apply(given(values, torch.float16), rank)
-        if name != "none":
-            model.register_comm_hook(None, getattr(default_hooks, name))
-        return gradient(rank, model, 1.0, torch.float16)
+    def body(rank: Rank) -> list[torch.Tensor]:
+        averages = []
+        for views in (False, True):
+            model: Any = replicate.apply(given(values, torch.float16), rank, gradient_as_bucket_view=views)
+            if name != "none":
+                model.register_comm_hook(None, getattr(default_hooks, name))
+            averages.append(gradient(rank, model, 1.0, torch.float16).clone())
+        return averages
 
-    for rank, averaged in enumerate(world.run(body)):
-        assert_same(torch.tensor(values, dtype=torch.float16), averaged, f"rank {rank}")
+    for rank, averages in enumerate(world.run(body)):
+        for averaged in averages:
+            assert_same(torch.tensor(values, dtype=torch.float16), averaged, f"rank {rank}")
 
 
 @requirement(

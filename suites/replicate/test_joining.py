@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
 from harness.stacks import messages
 from suites.replicate.test_buckets import sent
+from suites.replicate.test_shipped_hooks import Matrices, of_rank
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel.join"
 BATCHES = [1, 2, 4]
@@ -311,5 +313,42 @@ def test_disabled(world: World) -> None:
                 gathered: list[Any] = [None, None]
                 dist.all_gather_object(gathered, ends)
                 assert gathered[0] == gathered[1], how
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-JOIN-05",
+    "With join, a communication hook reduces the gradients of the ranks that have a batch, and zeros of the others.",
+    source=SOURCE,
+)
+@pytest.mark.world(3)
+def test_power_sgd(world: World) -> None:
+    """PowerSGD compresses from the third of six steps on, with and without what it keeps of a step for the next one."""
+
+    def body(rank: Rank) -> None:
+        values = of_rank(1, Matrices.SHAPES)
+        for batches in ([1, 4, 6], [6, 2, 3]):
+            for feedback in (False, True):
+                state = PowerSGDState(None, start_powerSGD_iter=2, use_error_feedback=feedback)
+                model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+                model.register_comm_hook(state, powerSGD_hook)
+                sgd = torch.optim.SGD(model.parameters(), lr=2.0**-6)
+                total = 0.0
+                with model.join():
+                    for step in range(batches[rank.index]):
+                        model.zero_grad()
+                        model(torch.tensor(float(rank.index + 1), device=rank.device)).backward()
+                        mean = sum(r + 1.0 for r in range(3) if step < batches[r]) / 3
+                        for p, value in zip(model.module.weights, values, strict=True):
+                            close(p.grad.cpu(), mean * value)
+                        sgd.step()
+                total = sum(sum(r + 1.0 for r in range(3) if step < batches[r]) / 3 for step in range(6))
+                for p, value in zip(model.module.weights, values, strict=True):
+                    close(p.detach().cpu(), -total * value / 64)
+                assert state.iter == max(batches), batches
+
+    def close(found: torch.Tensor, right: torch.Tensor) -> None:
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
 
     world.run(body)

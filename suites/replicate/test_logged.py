@@ -147,3 +147,38 @@ def test_sampled(world: World) -> None:
                 replicate.log_every(model, wrong)
 
     world.run(body)
+
+
+@requirement(
+    "DDP-LOG-66",
+    "The logging data of a DDP module tell an error that it has raised, and no error before.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_errors(world: World) -> None:
+    """Register what is no hook, leave out a parameter, or change what a static graph uses."""
+
+    def wrong_hook(rank: Rank, model: Any) -> None:
+        model.register_comm_hook({}, {})
+
+    def left_out(rank: Rank, model: Any) -> None:
+        for _ in range(2):
+            step(rank, model, 2)
+
+    def changed(rank: Rank, model: Any) -> None:
+        for count in (3, 2, 2):
+            step(rank, model, count)
+
+    def body(rank: Rank) -> None:
+        cases: list[tuple[Any, dict[str, Any]]] = [(wrong_hook, {}), (left_out, {}), (changed, {"static_graph": True})]
+        for fails, options in cases:
+            model: Any = DistributedDataParallel(Layers().to(rank.device), **options)
+            before = replicate.logged(model)
+            assert (before.get("has_error", 0), before.get("error", "")) == (0, ""), fails
+            with pytest.raises((RuntimeError, TypeError)) as e:
+                fails(rank, model)
+            found = replicate.logged(model)
+            assert found.get("has_error") == 1, fails
+            assert str(e.value).splitlines()[0][:60] in found["error"], fails
+
+    world.run(body)

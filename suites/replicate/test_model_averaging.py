@@ -15,6 +15,7 @@ from torch.distributed.algorithms.model_averaging import utils
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
 
@@ -277,3 +278,35 @@ def test_post_local_sgd(world: World) -> None:
             values[:] = values.mean(0)
         found = torch.tensor([first[number], second[number]])
         assert torch.equal(found, values[:, :, None].expand(2, 2, 2)), number
+
+
+@requirement(
+    "DDP-AVG-06",
+    "Every step of a PostLocalSGDOptimizer is one of the local optimizer, and an average of all groups if it is due.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: step",
+)
+@pytest.mark.world(4)
+def test_hierarchical_post_local_sgd(world: World) -> None:
+    """Average over pairs every second step and over all ranks every fourth, gradients being views of buckets or not."""
+
+    def body(rank: Rank) -> None:
+        alone = [dist.new_group([r]) for r in range(4)][rank.index]
+        for views in (False, True):
+            model = DistributedDataParallel(
+                nn.Linear(1, 1, bias=False).to(rank.device), process_group=alone, gradient_as_bucket_view=views
+            )
+            model.module.weight.data.zero_()
+            averager = HierarchicalModelAverager(OrderedDict([(2, 2), (4, 4)]), 1)
+            optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), averager)
+            right = [0.0] * 4
+            for number in range(9):
+                optimizer.zero_grad()
+                model(torch.full((1, 1), 8.0 * (rank.index + number), device=rank.device)).sum().backward()
+                optimizer.step()
+                right = [value - 4.0 * (r + number) for r, value in enumerate(right)]
+                if number > 0 and number % 2 == 0:
+                    size = 4 if number % 4 == 0 else 2
+                    right = [sum(right[r - r % size : r - r % size + size]) / size for r in range(4)]
+                assert model.module.weight.item() == right[rank.index], (views, number)
+
+    world.run(body)

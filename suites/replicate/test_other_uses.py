@@ -339,3 +339,112 @@ def test_create_graph(world: World, how: str) -> None:
         return numbers(replicate.gradients(module))
 
     assert_on_ranks([[3.0, 3.0]] * 2, world.run(body))
+
+
+@requirement(
+    "REPL-GRAPH-61",
+    "backward(create_graph=True) averages the gradient of a module with one parameter in every step.",
+    source="torch.Tensor.backward: create_graph; distributed_test.py: test_ddp_create_graph",
+)
+@pytest.mark.world(2)
+def test_create_graph_of_one_parameter(world: World) -> None:
+    """Square the parameter in six steps, under every option, with gradients that are cleared or that accumulate."""
+
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.full((2,), 3.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.p.square() * x
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            for clears in (True, False):
+                module = Squared().to(rank.device)
+                model = DistributedDataParallel(module, **options)
+                for step in range(6):
+                    if clears:
+                        model.zero_grad()
+                    model(given(rank)).sum().backward(create_graph=True)
+                    assert module.p.requires_grad
+                    assert module.p.grad is not None
+                    total = 9.0 if clears else 9.0 * (step + 1)
+                    assert module.p.grad.tolist() == [total] * 2, (options, clears, step)
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-SCALE-61",
+    "Under autocast, gradients are averaged in the dtype of parameters, whether they are views of buckets or not.",
+    source="torch.autocast; torch.amp.GradScaler; torch.nn.parallel.DistributedDataParallel: gradient_as_bucket_view",
+)
+@pytest.mark.world(2)
+def test_autocast(world: World) -> None:
+    """Cast the layers of three scaled steps to a narrower dtype, under every option; the optimizer subtracts."""
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            module = nn.Sequential(layer(), layer()).to(rank.device)
+            model = DistributedDataParallel(module, **options)
+            sgd = torch.optim.SGD(model.parameters(), lr=2.0**-12)
+            scaler = torch.amp.GradScaler(rank.device.type, init_scale=16.0)
+            plain = nn.Sequential(layer(), layer())
+            right = torch.optim.SGD(plain.parameters(), lr=2.0**-12)
+            for step in range(3):
+                with torch.autocast(rank.device.type, torch.bfloat16):
+                    y = model(given(rank))
+                assert y.dtype == torch.bfloat16
+                scaler.scale(y.float().sum()).backward()
+                scaler.step(sgd)
+                scaler.update()
+                for each in range(2):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        y = plain(torch.full((1, 2), 1.0 + each))
+                    (y.float().sum() / 2).backward()
+                right.step()
+                for p, one in zip(module.parameters(), plain.parameters(), strict=True):
+                    assert p.grad is not None
+                    assert p.grad.dtype == p.dtype
+                    assert torch.equal(one.grad, p.grad.cpu()), (options, step)  # type: ignore[arg-type]
+                    assert torch.equal(one.detach(), p.detach().cpu()), (options, step)
+                model.zero_grad()
+                plain.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-NEST-61",
+    "A DDP module within another one has the averages of one alone, also with static graphs or a search for unused "
+    "parameters.",
+    source="torch.nn.parallel.DistributedDataParallel: module; distributed_test.py: test_ddp_static_graph_nested_types",
+)
+@pytest.mark.world(2)
+def test_nested(world: World) -> None:
+    """Wrap a whole module, or its second layer alone before the rest of it, with every pair of options."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"bucket_cap_mb": 1e-6},
+    ]
+
+    def body(rank: Rank) -> None:
+        for inner in kinds:
+            for outer in kinds:
+                for whole in (True, False):
+                    layers = nn.Sequential(layer(), layer()).to(rank.device)
+                    if whole:
+                        model = DistributedDataParallel(DistributedDataParallel(layers, **inner), **outer)
+                    else:
+                        layers[1] = DistributedDataParallel(layers[1], **inner)
+                        model = DistributedDataParallel(layers, **outer)
+                    for step in range(3):
+                        model(given(rank)).sum().backward()
+                        found = numbers(dict(enumerate(p.grad for p in layers.parameters())))  # type: ignore[misc,arg-type]
+                        assert found == [3.0, 3.0], (inner, outer, whole, step)
+                        model.zero_grad()
+
+    world.run(body)

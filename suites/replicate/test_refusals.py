@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import layer
 from harness import Rank, World, requirement
-from harness.stacks import replicate
+from harness.stacks import dynamo, replicate
 
 
 def frozen() -> nn.Module:
@@ -134,3 +134,25 @@ def test_hook_without_future(world: World) -> None:
         return "no error"
 
     assert world.run(body) == ["an error"] * 2
+
+
+@requirement(
+    "DDP-REFUSE-62",
+    "bucket_cap_mb_list is refused with DDP's reducer in Python, which takes bucket_cap_mb alone.",
+    source="torch.nn.parallel.DistributedDataParallel: bucket_cap_mb_list; torch/_dynamo/config.py: optimize_ddp",
+)
+@pytest.mark.needs(torch="torch.nn.parallel.DistributedDataParallel(bucket_cap_mb_list)")
+@pytest.mark.world(1)
+def test_list_of_sizes(world: World) -> None:
+    """Give a list with the reducer in Python, with and without another size, and then without that reducer."""
+
+    def body(rank: Rank) -> None:
+        for options in ({"bucket_cap_mb_list": [1, 2]}, {"bucket_cap_mb_list": [3], "bucket_cap_mb": 1}):
+            module = layer().to(rank.device)
+            with dynamo.python_reducer():
+                with pytest.raises((AssertionError, ValueError), match="bucket_cap_mb_list"):
+                    DistributedDataParallel(module, **options)  # type: ignore[arg-type]
+                DistributedDataParallel(module, bucket_cap_mb=1)
+            DistributedDataParallel(module, **options)  # type: ignore[arg-type]
+
+    world.run(body)

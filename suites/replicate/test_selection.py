@@ -233,6 +233,38 @@ def test_used_by_some_ranks(world: World, views: bool) -> None:
 
 
 @requirement(
+    "REPL-UNUSED-01",
+    "A parameter that only some ranks use has the average over all ranks on every rank.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@pytest.mark.world(2)
+def test_left_out_by_one_rank(world: World) -> None:
+    """One rank uses every parameter while the other leaves out one, in turn, or none, in six steps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layer() for _ in range(3))
+
+        def forward(self, x: torch.Tensor, out: int | None) -> torch.Tensor:
+            return torch.stack([each(x) for i, each in enumerate(self.layers) if i != out]).sum(0)
+
+    def body(rank: Rank) -> None:
+        for views in (False, True):
+            model = replicate.apply(Model(), rank, find_unused_parameters=True, gradient_as_bucket_view=views)
+            for step in range(6):
+                by, out = step % 2, (step // 2) if step != 3 else None
+                x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+                model(x, out if rank.index == by else None).sum().backward()
+                found = [g.flatten().tolist() for g in replicate.gradients(model).values()]
+                right = [1.5 if i != out else (2.0 - by) / 2 for i in range(3)]
+                assert found == [[value] * 4 for value in right], (views, step)
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
     "REPL-UNUSED-02",
     "Gradients accumulated without synchronization are averaged even for parameters that the synchronized micro-"
     "batch does not use.",

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_same, requirement
 
@@ -26,7 +28,7 @@ class Pair:
 
     def __init__(self, rank: Rank, kind: type[torch.optim.Optimizer], group: Any, **options: Any) -> None:
         numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in SHAPES]
-        self.sharded, self.whole = ([nn.Parameter(n.to(rank.device)) for n in numbers] for _ in range(2))
+        self.sharded, self.whole = ([nn.Parameter(n.to(rank.device).clone()) for n in numbers] for _ in range(2))
         given = OPTIMIZERS[kind]
         self.zero: Any = ZeroRedundancyOptimizer(groups_of(self.sharded), kind, process_group=group, **options, **given)
         self.plain: Any = kind(groups_of(self.whole), **given)
@@ -209,3 +211,131 @@ def test_own_optimizers(world: World) -> None:
         dist.barrier()
 
     world.run(body)
+
+
+class Averaging(Joinable):
+    """Averages numbers over all ranks as gradients of parameters, those of ranks that have joined being zero."""
+
+    def __init__(self, rank: Rank, parameters: list[nn.Parameter], group: Any) -> None:
+        super().__init__()
+        self.rank, self.parameters, self.group = rank, parameters, group
+
+    def average(self, number: float) -> None:
+        """Set every gradient to the average of the ranks' numbers and its own position."""
+        Join.notify_join_context(self)
+        self.share(number)
+
+    def share(self, number: float) -> None:
+        total = torch.tensor(number, device=self.rank.device)
+        dist.all_reduce(total, group=self.group)
+        for i, p in enumerate(self.parameters):
+            p.grad = torch.full_like(p, total.item() / 2 + i)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return a hook that takes part in averages."""
+        hook = JoinHook()
+        hook.main_hook = lambda: self.share(0.0)  # type: ignore[method-assign]
+        return hook
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the numbers."""
+        return self.rank.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The group of the averages."""
+        return self.group or dist.group.WORLD
+
+
+@requirement(
+    "DDP-ZERO-116",
+    "In a Join, ranks that have joined go on to step their parts, so that all end as with the plain optimizer.",
+    source=f"{SOURCE}: join_hook; torch.distributed.algorithms.join.Join",
+)
+@pytest.mark.world(3)
+def test_join(world: World) -> None:
+    """Ranks have one, two and four batches, or none, in the world or in a group; the gradients are averaged."""
+
+    def body(rank: Rank) -> None:
+        two = dist.new_group([1, 2])
+        for batches in ([1, 2, 4], [4, 2, 1], [2, 2, 2], [0, 3, 0]):
+            for group in (None, two):
+                if group is two and rank.index == 0:
+                    continue
+                for kind in OPTIMIZERS:
+                    for views in (False, True):
+                        pair = Pair(rank, kind, group, parameters_as_bucket_view=views)
+                        averaging = Averaging(rank, pair.sharded, group)
+                        with Join([averaging, pair.zero]):
+                            for number in range(batches[rank.index]):
+                                averaging.average(8.0 + rank.index + number)
+                                pair.zero.step()
+                        members = range(3) if group is None else (1, 2)
+                        for number in range(max(batches[r] for r in members)):
+                            total = sum(8.0 + r + number for r in members if number < batches[r])
+                            for i, p in enumerate(pair.whole):
+                                p.grad = torch.full_like(p, total / 2 + i)
+                            pair.plain.step()
+                        pair.compare(f"{batches}, {kind.__name__}, {views=}, group: {group is two}")
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-ZERO-117",
+    "The parts of a ZeroRedundancyOptimizer differ in their elements by no more than the largest parameter of a group "
+    "has.",
+    source=f"{SOURCE}: 'sorted-greedy algorithm to pack a number of parameters at each rank'",
+)
+@requirement(
+    "DDP-ZERO-51",
+    "A ZeroRedundancyOptimizer steps as the optimizer that it shards, with every option that its groups have then.",
+    source=f"{SOURCE}: step, param_groups, parameters_as_bucket_view, process_group; torch.optim.lr_scheduler",
+)
+@pytest.mark.world(3)
+def test_parts(world: World) -> None:
+    """Divide parameters in ascending and in descending order of size, and more of them; train them under DDP."""
+
+    def layers(sizes: tuple[int, ...]) -> nn.Sequential:
+        modules = nn.Sequential(*(nn.Linear(1, size, bias=False) for size in sizes))
+        for i, p in enumerate(modules.parameters()):
+            nn.init.constant_(p, 1.0 + i)
+        return modules
+
+    def output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer(x).sum() for layer in model]).sum()  # type: ignore[operator]
+
+    class Summed(nn.Module):
+        def __init__(self, sizes: tuple[int, ...]) -> None:
+            super().__init__()
+            self.layers = layers(sizes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return output(self.layers, x)
+
+    def body(rank: Rank) -> list[list[int]]:
+        counts = []
+        for sizes in ((1, 2, 3, 4, 5, 6), (9, 7, 5, 5, 3, 3, 1), (4, 4, 4)):
+            models = [DistributedDataParallel(Summed(sizes).to(rank.device)) for _ in range(2)]
+            parts = [list(model.parameters()) for model in models]
+            zero = ZeroRedundancyOptimizer(parts[0], torch.optim.SGD, lr=0.5, momentum=0.5)
+            plain = torch.optim.SGD(parts[1], lr=0.5, momentum=0.5)
+            found = [sum(p.numel() for group in zero.optim.param_groups for p in group["params"])]
+            zero.add_param_group({"params": [nn.Parameter(torch.zeros(n, device=rank.device)) for n in (6, 5, 1)]})
+            found.append(sum(p.numel() for group in zero.optim.param_groups for p in group["params"]))
+            counts.append(found)
+            for step in range(3):
+                for model, optimizer in zip(models, (zero, plain), strict=True):
+                    optimizer.zero_grad()
+                    model(torch.full((1, 1), 3.0 * (rank.index + step), device=rank.device)).backward()
+                    optimizer.step()
+                assert [p.tolist() for p in parts[0]] == [p.tolist() for p in parts[1]], (sizes, step)
+        return counts
+
+    ranks = world.run(body)
+    for number, (before, after) in enumerate([(6, 6), (9, 9), (4, 6)]):
+        for when, largest in enumerate((before, after)):
+            found = [rank[number][when] for rank in ranks]
+            assert sum(found) == [21, 33, 12][number] + 12 * when
+            assert max(found) - min(found) <= largest, (number, found)
