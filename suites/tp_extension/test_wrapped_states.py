@@ -79,7 +79,7 @@ def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 )
 @pytest.mark.world(2)
 def test_names(world: World) -> None:
-    """Checkpoint a part inside of FSDP or not, ignore one, and attach one afterwards; with a prefix and without."""
+    """Checkpoint a part inside of FSDP or not, and ignore one; with a prefix and without, before and after a step."""
 
     def made(rank: Rank, start: float, original: bool, root: bool, checks: bool, low: bool) -> Any:
         model = Parts(start).to(rank.device)

@@ -84,7 +84,7 @@ def policies() -> list[Any]:
 
 @requirement(
     "TP-CALLS-91",
-    "A layer under FSDP that a forward calls twice, without gradients or not at all trains as on one device.",
+    "A layer under FSDP that is called twice before a backward, without gradients or never trains as on one device.",
     source=f"{SOURCE}; test_fsdp_fine_tune.py: test_hooks_multi_traversal",
 )
 @pytest.mark.world(2)
@@ -96,6 +96,17 @@ def test_called_again(world: World) -> None:
             what = f"{strategy}, {original=}, {policy}"
             options = {"sharding_strategy": strategy, "use_orig_params": original, "auto_wrap_policy": policy}
             as_alone(rank, Layers, lambda model, step: None, what, **options)
+        for strategy, original, looks in itertools.product(STRATEGIES, (True, False), (True, False)):
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            for _ in range(2):
+                y = model(inputs(rank))
+                if looks:
+                    whole(model)
+                (y + model(inputs(rank) * 3)).sum().backward()
+                assert own(model) == {3 * 1.5 * 4, 5 * 1.5 * 4}, f"{strategy}, {original=}, {looks=}: {own(model)}"
+                model.zero_grad()
+        empty = wrapped(rank, nn.Sequential(nn.ReLU(), nn.Identity()), auto_wrap_policy=ModuleWrapPolicy({nn.ReLU}))
+        assert empty(torch.tensor([-1.0, 2.0], device=rank.device)).tolist() == [0.0, 2.0]
 
     world.run(body)
 
@@ -396,11 +407,12 @@ def test_parameters_seen(world: World) -> None:
             self.seen = {name: p.tolist() for name, p in self.named_parameters()}
             return super().forward(x)
 
-    def body(rank: Rank) -> list[list[tuple[str, list[float]]]]:
-        found: list[list[tuple[str, list[float]]]] = []
+    def body(rank: Rank) -> list[tuple[bool, list[tuple[str, list[float]]]]]:
+        found: list[tuple[bool, list[tuple[str, list[float]]]]] = []
 
         def look(model: Any) -> None:
-            found.append([(name[-1], p.flatten().tolist()) for name, p in model.named_parameters()])
+            sharded = model.sharding_strategy != ShardingStrategy.NO_SHARD
+            found.append((sharded, [(name[-1], p.flatten().tolist()) for name, p in model.named_parameters()]))
             asks = {name[-1]: p.requires_grad for name, p in model.named_parameters()}
             assert asks == {"a": True, "b": False}, asks
 
@@ -422,11 +434,10 @@ def test_parameters_seen(world: World) -> None:
             assert own(model) <= {1.5}
         return found
 
-    whole_ones = [("a", [0.0, 1.0, 2.0, 3.0]), ("b", [4.0, 5.0, 6.0, 7.0])]
-    for i, (one, other) in enumerate(zip(*world.run(body), strict=True)):
-        if [one, other] != [whole_ones] * 2:
-            parts = [(name, values + dict(other)[name]) for name, values in one]
-            assert parts == whole_ones, f"{i}: {one}, {other}"
+    right = [("a", [0.0, 1.0, 2.0, 3.0]), ("b", [4.0, 5.0, 6.0, 7.0])]
+    for i, ((sharded, one), (_, other)) in enumerate(zip(*world.run(body), strict=True)):
+        parts = [(name, values + dict(other)[name] if sharded else values) for name, values in one]
+        assert parts == right, f"{i}: {one}, {other}"
 
 
 @requirement(

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import (
     CustomPolicy,
     ModuleWrapPolicy,
@@ -180,7 +180,11 @@ def test_ignored(world: World) -> None:
             assert found <= {7.5, 4.5} | ({1.5, 3.0} if len(names) == 1 else set()), what
             sharded = sum(p.numel() for p in others)
             assert strategy == ShardingStrategy.NO_SHARD or sharded <= (8 + 4 + 4 * (2 - len(names))) // 2 + 8, what
-        # each rank ignores another number of modules
+        # what is ignored may be outside, and each rank may ignore another number of modules
+        outside, inside = Two(), Weight(4, 3.0)
+        model = wrapped(rank, inside, ignored_states=[*outside.parameters()])
+        model(inputs(rank)).sum().backward()
+        assert own(model) == {4.5}
         parts = [Weight(4, 2.0) for _ in range(1 + rank.index)]
         model = wrapped(rank, Outer(8, 5.0, Weight(4, 3.0), *parts), ignored_states=parts, use_orig_params=True)
         model(inputs(rank)).sum().backward()
@@ -269,17 +273,17 @@ def test_hybrid_groups(world: World) -> None:
 
 @requirement(
     "TP-HYB-92",
-    "FSDP refuses a hybrid strategy without two groups, a mesh of two dimensions or a policy, both of them, and other "
-    "groups inside than outside.",
+    "FSDP refuses a hybrid strategy without two groups, a mesh of two dimensions or a policy, and with groups beside a "
+    "mesh.",
     source="torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD; test_fsdp_hybrid_shard.py: "
-    "test_hybrid_shard_pg_mismatch_raises",
+    "test_invalid_pg_specification_raises",
 )
 @pytest.mark.world(2)
 def test_hybrid_refused(world: World) -> None:
-    """Groups inside a module that differ from its own are refused by its first forward."""
+    """Give one group, none or other things for two; a communication hook is refused, too."""
 
     def body(rank: Rank) -> None:
-        pairs = [dist.new_group([0, 1]) for _ in range(3)]
+        pairs = [dist.new_group([0, 1])]
         alone = [dist.new_group([i]) for i in range(2)][rank.index]
         for strategy, original in itertools.product(HYBRIDS, (True, False)):
             options = {"sharding_strategy": strategy, "use_orig_params": original}
@@ -429,11 +433,14 @@ def test_without_values(world: World) -> None:
             options["device_id"] = rank.device
             if how == "policy":
                 options["auto_wrap_policy"] = ModuleWrapPolicy({Given})
+            if how == "together":
+                options["mixed_precision"] = MixedPrecision(torch.float32, torch.float16)
             if how == "by hand":
                 model[1] = FullyShardedDataParallel(model[1], **options)
             model = FullyShardedDataParallel(model, **options)
             assert [part.calls for part in parts] == [1, 1], what
-            assert given is None or len(filled) == len(set(filled)), what
+            assert bool(filled) == (given is not None), what
+            assert len(filled) == len(set(filled)), what
             assert all(p.device == rank.device for p in model.parameters()), what
             model(inputs(rank)).sum().backward()
             with FullyShardedDataParallel.summon_full_params(model):
