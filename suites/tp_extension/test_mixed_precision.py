@@ -57,14 +57,14 @@ def call(model: Any, rank: Rank, dtype: torch.dtype) -> torch.Tensor:
 
 @requirement(
     "TP-CAST-91",
-    "Under MixedPrecision a module computes with parameters and inputs in param_dtype and buffers in buffer_dtype, and "
-    "has its parameters in their own dtype outside.",
+    "Under MixedPrecision a module computes with param_dtype, has buffers in buffer_dtype, and outside of a forward "
+    "or backward has its parameters in their own dtype.",
     source=SOURCE,
 )
 @requirement(
     "TP-CAST-92",
-    "cast_root_forward_inputs casts the root's inputs and cast_forward_inputs those of a module inside, and neither "
-    "casts whole numbers.",
+    "cast_root_forward_inputs casts the root's floating-point inputs, and cast_forward_inputs those of a module "
+    "inside.",
     source=f"{SOURCE}: cast_forward_inputs, cast_root_forward_inputs",
 )
 @pytest.mark.world(2)
@@ -111,8 +111,8 @@ def test_computed(world: World) -> None:
 
 @requirement(
     "TP-CAST-93",
-    "Gradients are reduced in reduce_dtype, or else param_dtype, and are in the parameters' dtype afterwards, or with "
-    "keep_low_precision_grads and in no_sync in param_dtype.",
+    "Gradients are reduced in reduce_dtype or else param_dtype, and afterwards have the parameters' dtype, or with "
+    "keep_low_precision_grads or in no_sync param_dtype.",
     source=f"{SOURCE}: reduce_dtype, keep_low_precision_grads",
 )
 @pytest.mark.world(2)

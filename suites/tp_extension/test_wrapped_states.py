@@ -72,8 +72,8 @@ def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @requirement(
     "TP-STATE-141",
-    "The state dict of a module with FSDP inside or around it has the module's own names, shared and checkpointed ones "
-    "too, and loads into the module and back.",
+    "The state dict of a module with FSDP inside or around it has the module's own names, of shared or checkpointed "
+    "parts too, and loads into the module or back.",
     source=f"{SOURCE}; test_fsdp_state_dict.py: test_fsdp_state_dict_with_activation_checkpoint, "
     "test_shared_module_and_shared_parameter, test_state_dict_with_ignored_modules",
 )
@@ -197,7 +197,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, count: int, device: torc
 )
 @requirement(
     "TP-STATE-143",
-    "A saved optimizer state has one device's values and settings by the module's names, whatever FSDP modules and "
+    "A saved optimizer state has one device's values and settings by the module's names, whatever FSDP modules or "
     "order of parameters each rank has.",
     source=f"{SOURCE}, rekey_optim_state_dict; test_fsdp_optim_state.py: test_optim_state_dict_nested, "
     "test_save_load_without_0th_param_state",
@@ -288,8 +288,8 @@ def test_optimizers(world: World) -> None:
 
 @requirement(
     "TP-STATE-144",
-    "A saved optimizer state keeps numbers, None and other values beside tensors, states without groups, and those of "
-    "parameters that are frozen since.",
+    "A saved optimizer state keeps numbers or None beside tensors, lacks groups if it was given none, and has states "
+    "of parameters that are frozen since.",
     source=f"{SOURCE}; test_fsdp_optim_state.py: test_state_dict_with_none_tensor_state, test_no_grad, "
     "test_optim_state_without_param_groups",
 )

@@ -113,8 +113,8 @@ def test_called_again(world: World) -> None:
 
 @requirement(
     "TP-FROZEN-91",
-    "Layers under FSDP that are frozen before it, or frozen and thawed between two steps, train as on one device, and "
-    "a frozen layer reduces nothing.",
+    "Layers under FSDP that are frozen from the start, or frozen or thawed between two steps, train as on one device, "
+    "and a frozen layer reduces nothing.",
     source=f"{SOURCE}; test_fsdp_fine_tune.py: test_parity_with_ddp, test_backward_reshard_hooks",
 )
 @pytest.mark.world(2)
@@ -175,8 +175,8 @@ class Record:
 
 @requirement(
     "TP-CALLS-92",
-    "A module under FSDP gets lists, dicts, tuples, named tuples and data classes of inputs as they are, and trains if "
-    "its outputs are in them, used or not.",
+    "A module under FSDP gets lists, dicts, tuples or data classes of inputs as they are, and trains if its outputs "
+    "are in them, used or not.",
     source=f"{SOURCE}.forward; test_fsdp_input.py: test_input_type; test_fsdp_misc.py: test_fsdp_namedtuple",
 )
 @pytest.mark.world(2)

@@ -231,8 +231,8 @@ def test_ignoring_refused(world: World) -> None:
 
 @requirement(
     "TP-HYB-91",
-    "A hybrid strategy over two groups shards over the first and averages over both, with one collective in each for "
-    "each module, and in no_sync with none.",
+    "A hybrid strategy over two groups shards over the first, reduces once over each for each module, and in no_sync "
+    "over neither.",
     source="torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD; FullyShardedDataParallel: process_group",
 )
 @pytest.mark.needs(features=["hybrid"])
