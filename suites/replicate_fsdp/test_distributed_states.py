@@ -86,7 +86,7 @@ def test_after_a_forward(world: World) -> None:
             model = torch.compile(model, backend="eager") if compiled else model
             if not compiled:
                 model(torch.ones(2, size, device=rank.device))
-            found = get_model_state_dict(model)
+            found = states.copied(get_model_state_dict(model))
             states.assert_equal(right, states.whole(found), what)
             local = {name: value.to_local().shape[0] for name, value in found.items() if isinstance(value, DTensor)}
             first = -(-size // 2)
@@ -94,7 +94,7 @@ def test_after_a_forward(world: World) -> None:
             with torch.no_grad():
                 for parameter in plain.parameters():
                     parameter.zero_()
-            set_model_state_dict(model, states.copied(found))
+            set_model_state_dict(model, found)
             states.assert_equal(right, states.whole(get_model_state_dict(model)), f"{what}: loaded")
 
     world.run(body)
