@@ -10,8 +10,8 @@ from datetime import timedelta
 
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank = dist.get_rank()

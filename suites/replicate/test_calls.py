@@ -14,6 +14,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+STATIC = pytest.mark.needs(features=["static_graph"])
 
 
 class Pair(NamedTuple):
@@ -217,7 +218,16 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
     "Every backward averages gradients or raises an error, even after several forwards or with a retained graph.",
     source="torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#47260",
 )
-@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained", "static", "static-retained"])
+@pytest.mark.parametrize(
+    "backwards",
+    [
+        "one",
+        "in-order",
+        "reversed",
+        "retained",
+        *(pytest.param(s, marks=STATIC) for s in ("static", "static-retained")),
+    ],
+)
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
     """Run two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
