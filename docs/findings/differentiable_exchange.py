@@ -1,5 +1,5 @@
 # torch.distributed.nn.functional.all_to_all, and the gradient of its all_gather, fail in subgroups
-# unreported
+# https://github.com/pytorch/pytorch/issues/120213
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=3 differentiable_exchange.py
 # It exits with 1 where the defect is there.

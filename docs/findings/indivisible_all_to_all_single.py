@@ -1,5 +1,5 @@
 # all_to_all_single takes a dimension that the world size does not divide, and loses data
-# unreported
+# https://github.com/pytorch/pytorch/issues/101380
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 indivisible_all_to_all_single.py
 # It exits with 1 where the defect is there.

@@ -1,5 +1,5 @@
 # a group that only its members make hangs if they have made different numbers of such groups before
-# unreported
+# https://github.com/pytorch/pytorch/issues/173608
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=3 local_group_names.py
 # It exits with 1 where the defect is there: the name of a group depends on how many groups a rank has.

@@ -1,5 +1,5 @@
 # a synchronized backward that comes to no parameter averages nothing, without an error, and the next one is an error
-# unreported
+# https://github.com/pytorch/pytorch/issues/40566
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 replicate_no_parameter.py
 # It exits with 1 where the defect is there.

@@ -1,4 +1,5 @@
 # With static_graph, DDP silently never averages gradients of outputs in a dataclass, or in a class derived from dict
+# https://github.com/pytorch/pytorch/issues/124666
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 replicate_static_containers.py
 # It exits with 1 where the defect is there.

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right, claimed_cases, coalescing_manager, functional
 from harness.stacks.limit import runs_with
@@ -53,6 +53,45 @@ def test_levels(world: World) -> None:
         dist.set_debug_level(before)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-DEBUG-122",
+    "At debug level DETAIL, collectives are right after messages, even if only some ranks have sent or received one.",
+    source="torch.distributed: TORCH_DISTRIBUTED_DEBUG; pytorch/pytorch#148976",
+)
+@pytest.mark.parametrize("messages", ["none", "of all", "of two", "in a batch"])
+@pytest.mark.world(3, env=DETAIL)
+def test_after_messages(world: World, messages: str) -> None:
+    """Send in a circle of all ranks or from one rank to another, in the world or a group, then sum."""
+    pairs = {"none": [], "of all": [(0, 1), (1, 2), (2, 0)]}.get(messages, [(0, 1)])
+
+    def body(rank: Rank) -> list[Any]:
+        found: list[Any] = []
+        for group in (dist.group.WORLD, dist.new_group()):
+            own = torch.tensor([10.0**rank.index], device=rank.device)
+            into = torch.zeros_like(own)
+            for pair in pairs:
+                if rank.index not in pair:
+                    continue
+                here = pair.index(rank.index)
+                call, tensor, other = (dist.isend, dist.irecv)[here], (own, into)[here], pair[1 - here]
+                if messages == "in a batch":
+                    for work in dist.batch_isend_irecv([dist.P2POp(call, tensor, other, group)]):
+                        work.wait()
+                else:
+                    work = call(tensor, other, group=group)
+                    assert work is not None
+                    work.wait()
+                assert here == 0 or into.item() == 10.0**other
+            try:
+                dist.all_reduce(own, group=group)
+                found.append(own.item())
+            except RuntimeError as e:
+                found.append(str(e).partition(".")[0])
+        return found
+
+    assert_on_ranks([[111, 111]] * 3, world.run(body))
 
 
 @requirement(

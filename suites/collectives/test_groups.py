@@ -327,6 +327,48 @@ def test_after_a_refused_group(world: World) -> None:
 
 
 @requirement(
+    "COLL-GROUP-152",
+    "A group is the same for ranks in a list, a tuple or a range, and for integer tensors, unless new_group refuses "
+    "them.",
+    source="torch.distributed.new_group: ranks; pytorch/pytorch#72346",
+)
+@pytest.mark.parametrize("ranks", ["list", "tuple", "range", "tensors", "a tensor"])
+@pytest.mark.world(2)
+def test_kinds_of_ranks(world: World, ranks: str) -> None:
+    """Make a group of both ranks, ask for its ranks, and broadcast to it."""
+
+    def body(rank: Rank) -> list[Any]:
+        kinds: dict[str, Any] = {
+            "list": [0, 1],
+            "tuple": (0, 1),
+            "range": range(2),
+            "tensors": list(torch.arange(2)),
+            "a tensor": torch.arange(2),
+        }
+        try:
+            group = dist.new_group(kinds[ranks])
+        except (TypeError, ValueError):
+            return ["refused"]
+        own = torch.tensor([10.0**rank.index], device=rank.device)
+        calls: list[Callable[[], Any]] = [
+            lambda: dist.get_rank(group),
+            lambda: [dist.get_group_rank(group, i) for i in range(2)],
+            lambda: dist.broadcast(own, 1, group=group),
+            lambda: own.item(),
+        ]
+        found: list[Any] = []
+        for call in calls:
+            try:
+                found.append(call())
+            except ValueError as e:
+                found.append(str(e).partition("<")[0])
+        return found
+
+    right = [[rank, [0, 1], None, 10] for rank in range(2)]
+    assert_on_ranks(right, world.run(body), or_all=[["refused"]] * 2 if "tensor" in ranks else None)
+
+
+@requirement(
     "COLL-GROUP-18",
     "A reduction in a subgroup is over the members of the subgroup, whatever the operation.",
     source="torch.distributed.new_group; torch.distributed.ReduceOp",

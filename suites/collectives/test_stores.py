@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from fixtures.beginnings import started
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.collectives import default_store
 from suites.collectives.test_naming import total
 
@@ -567,6 +568,65 @@ def test_stores_in_python(world: World) -> None:
         started(rank, "back", me, 2)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-STORE-188",
+    "A PrefixStore or a group keeps the store that it is given, even if it is written in Python.",
+    source="torch.distributed.Store, PrefixStore, init_process_group: store; pytorch/pytorch#106633",
+)
+@pytest.mark.parametrize("written", ["by PyTorch", "in Python, kept", "in Python"])
+@pytest.mark.world(2)
+def test_released_stores(world: World, written: str) -> None:
+    """Use a PrefixStore, and make a group, after the only reference to the store below has gone, or before."""
+
+    def body(rank: Rank) -> list[Any]:
+        real = dist.PrefixStore("released", rank.store.clone())
+        real.set_timeout(LONG)
+
+        class Plain(dist.Store):
+            def set(self, key: str, value: Any) -> None:
+                real.set(key, value)
+
+            def get(self, key: str) -> bytes:
+                return real.get(key)
+
+            def add(self, key: str, value: int) -> int:
+                return real.add(key, value)
+
+            def check(self, keys: list[str]) -> bool:
+                return real.check(keys)
+
+            def wait(self, keys: list[str], *timeout: timedelta) -> None:  # type: ignore[override]
+                real.wait(keys, *timeout)
+
+        kept: list[dist.Store] = []
+
+        def made() -> dist.Store:
+            store = Plain() if "Python" in written else dist.PrefixStore("below", real)
+            if "kept" in written:
+                kept.append(store)
+            return store
+
+        def attempt(call: Callable[[], Any]) -> Any:
+            try:
+                return call()
+            except RuntimeError as e:
+                return str(e).splitlines()[0]
+
+        prefixed = dist.PrefixStore(f"prefix of {rank.index}", made())
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group(rank.backend, store=made(), rank=rank.index, world_size=2)
+        gc.collect()
+        assert total(rank, None) == 11
+        found = [attempt(lambda: prefixed.add("key", 2)), attempt(lambda: total(rank, dist.new_group([0, 1])))]
+        dist.barrier()
+        dist.destroy_process_group()
+        started(rank, "back", rank.index, 2)
+        return found
+
+    assert_on_ranks([[2, 11]] * 2, world.run(body))
 
 
 @requirement(

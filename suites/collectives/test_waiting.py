@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.tensors import moved
-from harness import Rank, World, assert_same, requirement, spmd
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
 from harness.stacks.collectives import claimed_cases, coalescing_manager, issue
 
@@ -85,6 +86,35 @@ def test_returned(world: World) -> None:
                     assert work.wait(*timeout) is True, "batch"
 
     world.run(body)
+
+
+@requirement(
+    "COLL-ASYNC-176",
+    "The Work of a message is completed once the message is there, even if nobody has waited for it.",
+    source="torch.distributed.isend, irecv: 'is_completed() - returns True if the operation has finished'; "
+    "pytorch/pytorch#30723",
+)
+@pytest.mark.parametrize("batch", [False, True], ids=["alone", "batch"])
+@pytest.mark.world(2)
+def test_message_completes_by_itself(world: World, batch: bool) -> None:
+    """Ask both ranks' Works for half a second after a message, which another one goes before."""
+
+    def body(rank: Rank) -> list[bool]:
+        tensor = torch.full((2,), 1.0 - rank.index, device=rank.device)
+        call, other = (dist.isend, dist.irecv)[rank.index], 1 - rank.index
+        completed: list[bool] = []
+        for last in (False, True):
+            works = dist.batch_isend_irecv([dist.P2POp(call, tensor, other)]) if batch else [call(tensor, other)]
+            until = time.monotonic() + 0.5 * last
+            while not all(work.is_completed() for work in works) and time.monotonic() < until:
+                time.sleep(0.01)
+            completed = [work.is_completed() for work in works]
+            for work in works:
+                work.wait()
+        assert tensor.tolist() == [1, 1]
+        return completed
+
+    assert_on_ranks([[True]] * 2, world.run(body))
 
 
 @requirement(

@@ -152,6 +152,50 @@ def test_futures(world: World) -> None:
 
 
 @requirement(
+    "DDP-BUF-130",
+    "In join(), ranks without a batch take part in buffer hooks, which run before or after the others' forwards.",
+    source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.join; pytorch/pytorch#65436",
+)
+@pytest.mark.parametrize("where", ["PRE_FORWARD", "POST_FORWARD"])
+@pytest.mark.world(2)
+def test_joined(world: World, where: str) -> None:
+    """The ranks have one and two batches; their hooks average a buffer that sums inputs."""
+
+    class Summing(nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += x.sum()
+            result: torch.Tensor = self.layer(x)
+            return result
+
+    def average(_: None, buffers: dict[str, torch.Tensor]) -> None:
+        for buffer in buffers.values():
+            dist.all_reduce(buffer)
+            buffer /= 2
+
+    def body(rank: Rank) -> tuple[list[float], float]:
+        module = Summing().to(rank.device)
+        model: Any = DistributedDataParallel(module)
+        replicate.register_buffer_hook(model, None, average, HookLocation[where])
+        gradients = []
+        with model.join():
+            for _ in range(1 + rank.index):
+                model.zero_grad()
+                model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
+                gradients.append(float(module.layer.weight.grad))  # type: ignore[arg-type]
+        return gradients, float(module.seen)
+
+    seen = {"PRE_FORWARD": 1.5 + 2, "POST_FORWARD": (1.5 + 1.5 + 2) / 2}[where]
+    assert_on_ranks([([1.5], seen), ([1.5, 1.0], seen)], world.run(body))
+
+
+@requirement(
     "DDP-IGN-01",
     "Ignored parameters and buffers keep the values of their rank, as do gradients of ignored parameters.",
     source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",

@@ -15,6 +15,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
+STATIC = pytest.mark.needs(features=["static_graph"])
 
 
 class Pair(NamedTuple):
@@ -234,18 +235,27 @@ def test_forward_without_gradients_in_between(world: World, find: bool) -> None:
     "Every backward averages gradients or raises an error, even after several forwards or with a retained graph.",
     source="torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#47260",
 )
-@pytest.mark.parametrize("backwards", ["one", "in-order", "reversed", "retained"])
+@pytest.mark.parametrize(
+    "backwards",
+    [
+        "one",
+        "in-order",
+        "reversed",
+        "retained",
+        *(pytest.param(s, marks=STATIC) for s in ("static", "static-retained")),
+    ],
+)
 @pytest.mark.world(2)
 def test_several_forwards(world: World, backwards: str) -> None:
     """Run two forwards, or one that is used twice; each rank r has gradient 3 (r + 1) in total."""
 
     def body(rank: Rank) -> str | float:
-        model = replicate.apply(nn.Linear(1, 1, bias=False), rank)
+        model = replicate.apply(nn.Linear(1, 1, bias=False), rank, static_graph="static" in backwards)
         own = 1.0 + rank.index
         losses = [model(torch.full((1, 1), own * part, device=rank.device)).sum() for part in (1, 2)]
-        if backwards == "retained":
+        if "retained" in backwards:
             losses = [model(torch.full((1, 1), own * 1.5, device=rank.device)).sum()] * 2
-        elif backwards == "one":
+        elif backwards in ("one", "static"):
             losses = [losses[0] + losses[1]]
         elif backwards == "reversed":
             losses.reverse()

@@ -123,6 +123,64 @@ def test_functional_call_at_first(world: World) -> None:
     assert_on_ranks([[[1.5]] * 2] * 2, world.run(body))
 
 
+class Scaled(nn.Module):
+    """A layer whose output a buffer may scale."""
+
+    level: torch.Tensor | None
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer = layer()
+        self.register_buffer("level", torch.ones(2) if buffer else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y if self.level is None else y * self.level
+
+
+VIEWS, SMALL, LOCAL = {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-6}, {"broadcast_buffers": False}
+FORWARD_MODE: dict[str, tuple[int, list[tuple[bool, dict[str, Any]]]]] = {
+    "one step": (1, [(False, {}), (False, VIEWS), (False, SMALL), (True, LOCAL)]),
+    "steps": (3, [(False, {})]),
+    "buffers": (1, [(True, {})]),
+    "options": (1, [(False, {"find_unused_parameters": True}), (False, {"static_graph": True})]),
+}
+"""How many steps are run, and whether each module has a buffer, with the options of DDP."""
+
+
+@requirement(
+    "REPL-FUNC-120",
+    "torch.func.jvp of a module under DDP has one device's outputs and derivatives, whose backward averages gradients.",
+    source=f"{SOURCE}; torch.func.jvp; pytorch/pytorch#102197, #130932, #182661",
+)
+@pytest.mark.parametrize("case", list(FORWARD_MODE))
+@pytest.mark.world(2)
+def test_jvp(world: World, case: str) -> None:
+    """Differentiate with respect to the input, and train on outputs and derivatives."""
+    steps, every = FORWARD_MODE[case]
+
+    def body(rank: Rank) -> list[Any]:
+        found: list[Any] = []
+        for buffer, options in every:
+            module = Scaled(buffer).to(rank.device)
+            model = DistributedDataParallel(module, **options)
+            for _ in range(steps):
+                x = given(rank)
+                try:
+                    output, derivative = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+                    (output + 3 * derivative).sum().backward()
+                except RuntimeError as e:
+                    found.append(str(e).partition(".")[0])
+                else:
+                    ends = [output[0, 0].item(), derivative[0, 0].item()]
+                    found.append(ends + numbers(replicate.gradients(module)))
+                model.zero_grad()
+        return found
+
+    right = [[[2.0 * (1 + rank), 2.0, 4.5]] * steps * len(every) for rank in range(2)]
+    assert_on_ranks(right, world.run(body))
+
+
 @requirement(
     "REPL-CALL-09",
     "Without find_unused_parameters alone, layers may be called after the forward, and outputs have a backward each.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -262,6 +263,45 @@ def test_left_out_by_one_rank(world: World) -> None:
                 model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "REPL-UNUSED-01",
+    "A parameter that only some ranks use has the average over all ranks on every rank.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters",
+)
+@pytest.mark.parametrize("idle", ["no rank", "one rank"])
+@pytest.mark.world(2)
+def test_no_parameter_on_one_rank(world: World, idle: str) -> None:
+    """The backward of rank 1 comes to the only layer, or to no parameter at all; rank 0 always uses the layer."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = layer()
+
+        def forward(self, x: torch.Tensor, with_layer: bool) -> torch.Tensor:
+            result: torch.Tensor = self.inner(x) if with_layer else x * 2
+            return result
+
+    uses = idle == "no rank"
+
+    def body(rank: Rank) -> list[float] | str | None:
+        group = dist.new_group(timeout=timedelta(seconds=20))
+        module = Model().to(rank.device)
+        model = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
+        x = torch.full((1, 2), 2.0 + 2.0 * rank.index, device=rank.device, requires_grad=True)
+        try:
+            model(x, rank.index == 0 or uses).sum().backward()
+            gradient: torch.Tensor | None = module.inner.weight.grad
+            if gradient is not None:
+                return gradient.flatten().tolist()
+        except RuntimeError as e:
+            return f"RuntimeError: {e}"
+        dist.destroy_process_group(group)  # so that the other rank need not wait for long
+        return None
+
+    assert_on_ranks([[3.0 if uses else 1.0] * 4] * 2, world.run(body))
 
 
 @requirement(
