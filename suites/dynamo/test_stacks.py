@@ -83,7 +83,7 @@ def _tensor_parallel(module: nn.Module, rank: Rank) -> nn.Module:
 @HOW
 @pytest.mark.parametrize(
     "stack",
-    [_ddp, _replicated, _replicated_fsdp, _sharded, _sharded_by_policy, _tensor_parallel],
+    [_ddp, _replicated, _replicated_fsdp, _sharded, _tensor_parallel, _sharded_by_policy],
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)
