@@ -4,15 +4,13 @@
 # Run:  torchrun --standalone --nproc-per-node=3 debug_level_messages.py
 # It exits with 1 where the defect is there.
 
-import os
 import sys
 from datetime import timedelta
-
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 
 import torch
 import torch.distributed as dist
 
+dist.set_debug_level(dist.DebugLevel.DETAIL)
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank = dist.get_rank()
 
