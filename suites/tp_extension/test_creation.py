@@ -422,7 +422,7 @@ def test_checks_of_other_meshes(world: World) -> None:
 
 @requirement(
     "TP-MAKE-40",
-    "new_empty_strided of a DTensor keeps its placements for its own size, is replicated for another, and has the "
+    "new_empty_strided of a DTensor keeps its placements for its own size, is replicated for another, with the "
     "given strides, dtype and requires_grad.",
     source="torch.Tensor.new_empty_strided; torch.distributed.tensor.DTensor; test_tensor_ops.py: "
     "test_new_empty_strided",

@@ -71,8 +71,8 @@ def same(expected: Any, found: Any, what: str) -> None:
 )
 @requirement(
     "TP-DICT-35",
-    "Full states of a model and of Adam load into a model that is tensor parallel and sharded, also unevenly, which "
-    "trains on as one device.",
+    "Full states of a model and of Adam load into a tensor-parallel model in uneven shards, which trains on as "
+    "one device.",
     source="torch.distributed.checkpoint.state_dict: set_model_state_dict, set_optimizer_state_dict, full_state_dict; "
     "test_2d_composability.py: test_fully_shard_tp_2d_set_full_state_dict",
 )

@@ -224,8 +224,7 @@ def test_without_memory(world: World) -> None:
 )
 @requirement(
     "TP-META-32",
-    "DTensors of fake tensors are made and computed with, and have the parts and placements of real ones, without "
-    "communication.",
+    "DTensors of fake tensors have the parts and placements of real ones, without communication.",
     source=f"{SOURCE}; torch.compiler: fake tensors; test_fake.py: test_fake_dtensor_operations",
 )
 @pytest.mark.world(2)

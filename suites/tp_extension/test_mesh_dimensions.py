@@ -149,8 +149,8 @@ OF_MIXED: dict[str, tuple[Operator, int]] = {
 )
 @requirement(
     "TP-PEND-33",
-    "An operator on a DTensor that is pending over two mesh dimensions with operations whose order matters raises an "
-    "error on every rank, or gives what it gives on the reduced tensor.",
+    "An operator on a DTensor that is pending with reductions whose order matters raises an error on every rank, "
+    "or gives what it gives on the reduced tensor.",
     source="torch.distributed.tensor.Partial: pending reduction; DTensor; test_single_dim_strategy.py: "
     "test_expand_filters_mixed_partial_types",
 )

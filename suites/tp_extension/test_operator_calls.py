@@ -229,8 +229,8 @@ def test_views(world: World) -> None:
 
 @requirement(
     "TP-VIEW-34",
-    "as_strided of a DTensor with its own size and strides gives it back without communication, and with others raises "
-    "an error on every rank.",
+    "as_strided of a DTensor with its own size and strides gives it back without communication, but raises an "
+    "error on every rank for others.",
     source="torch.Tensor.as_strided; torch.distributed.tensor.DTensor; test_view_ops.py: test_as_strided_fake_impl",
 )
 @pytest.mark.world(2)

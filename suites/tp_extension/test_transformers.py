@@ -168,8 +168,8 @@ def freeze(model: nn.Module, names: tuple[str, ...]) -> None:
 )
 @requirement(
     "TP-LAYER-37",
-    "A tensor- or sequence-parallel transformer takes one collective for each layout that a layer changes, forward and "
-    "backward, and none for the gradient of a frozen embedding.",
+    "A tensor- or sequence-parallel transformer takes one collective for each layout that a layer changes, "
+    "forward and backward, but none for a frozen embedding.",
     source="torch.distributed.tensor.parallel; CommDebugMode; test_tp_examples.py: test_transformer_training, "
     "test_transformer_req_grad",
 )
