@@ -194,13 +194,17 @@ def test_converted(world: World) -> None:
             what = f"{strategy}, {dtype}, {param}, {before=}, {original=}"
             mixed = MixedPrecision(param) if param else None
             options = {"sharding_strategy": strategy, "use_orig_params": original, "mixed_precision": mixed}
-            model = wrapped(rank, Weight(4, 3.0).to(dtype) if before else Weight(4, 3.0), **options)
+            module = Weight(4, 3.0).to(dtype) if before else Weight(4, 3.0)
+            seen: set[torch.dtype] = set()
+            module.register_forward_pre_hook(lambda module, x, seen=seen: seen.add(module.weight.dtype))
+            model = wrapped(rank, module, **options)
             if not before:
                 model.to(dtype)
             for _ in range(2):
                 output = model(inputs(rank).to(dtype))
                 assert output.dtype == (param or dtype), what
                 output.sum().backward()
+            assert seen == {param or dtype}, f"{what}: {seen}"
             assert {p.dtype for p in model.parameters()} == {dtype}, what
             assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}, what
             assert own(model) == {9.0}, what
