@@ -225,6 +225,18 @@ def test_tensor_rates(world: World, stack: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-02",
+    "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
+    source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("kind", optimizer_groups.KINDS)
+@pytest.mark.world(2)
+def test_read_before_the_first_step(world: World, kind: str) -> None:
+    """Take a step, having read the optimizer's state before it or not."""
+    world.run(lambda rank: optimizer_groups.check_read_before(rank, sharded, kind))
+
+
+@requirement(
     "RFSDP-DICT-53",
     "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
     source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
