@@ -237,6 +237,18 @@ def test_read_before_the_first_step(world: World, kind: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-204",
+    "States of parameters that are frozen when they are saved or loaded are there after loading.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; requires_grad",
+)
+@pytest.mark.parametrize("when", ["saving", "loading"])
+@pytest.mark.world(2)
+def test_frozen(world: World, when: str) -> None:
+    """One weight is frozen after a step; save and load sharded, full and flattened states."""
+    world.run(lambda rank: optimizer_groups.check_frozen(rank, sharded, when))
+
+
+@requirement(
     "RFSDP-DICT-53",
     "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
     source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
