@@ -128,6 +128,18 @@ def test_new_settings(world: World, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-SAVED-01",
+    "Settings that a scheduler or a user added to an optimizer's groups are saved and loaded, of empty groups as well.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "in-between", "last"])
+@pytest.mark.world(2)
+def test_empty_group(world: World, at: int) -> None:
+    """One of three groups has no parameters; train on."""
+    world.run(lambda rank: optimizer_groups.check_empty_group(rank, sharded, at))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
