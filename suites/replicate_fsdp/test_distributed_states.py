@@ -261,6 +261,18 @@ def test_frozen(world: World, when: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-205",
+    "An optimizer state dict that was saved can be loaded, whichever parameters have had a step.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("layers", [(), ("first",), ("first", "second", "third")], ids=["none", "some", "all"])
+@pytest.mark.world(2)
+def test_stepped(world: World, layers: tuple[str, ...]) -> None:
+    """No layer, one or all have had a gradient; save and load sharded, full and flattened states."""
+    world.run(lambda rank: optimizer_groups.check_stepped(rank, sharded, layers))
+
+
+@requirement(
     "RFSDP-DICT-53",
     "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
     source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
