@@ -128,6 +128,18 @@ def test_new_settings(world: World, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-04",
+    "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.parametrize("offload", [False, True], ids=["stays", "offloaded"])
+@pytest.mark.world(2)
+def test_unknown_key(world: World, offload: bool) -> None:
+    """Rank 0 has the full state, and a tensor besides that the model lacks; keep it on the device or not."""
+    world.run(lambda rank: states.check_unknown(rank, sharded, offload))
+
+
+@requirement(
     "RFSDP-SAVED-01",
     "Settings that a scheduler or a user added to an optimizer's groups are saved and loaded, of empty groups as well.",
     source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
