@@ -261,6 +261,18 @@ def test_read_before_the_first_step(world: World, kind: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-203",
+    "An optimizer without states still has none after its state dict was loaded.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict, flatten_optimizer_state_dict",
+)
+@pytest.mark.parametrize("how", ["sharded", "flat"])
+@pytest.mark.world(2)
+def test_stateless(world: World, how: str) -> None:
+    """SGD has no momentum; load its state dict before and after a step."""
+    world.run(lambda rank: optimizer_groups.check_stateless(rank, sharded, how))
+
+
+@requirement(
     "RFSDP-DICT-204",
     "States of parameters that are frozen when they are saved or loaded are there after loading.",
     source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; requires_grad",
