@@ -1,5 +1,5 @@
 # with a reduce_dtype, a layer that an unsynchronized backward left out breaks the next backward
-# unreported
+# https://github.com/pytorch/pytorch/issues/196996
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 fsdp_accumulated_dtype.py
 # It exits with 1 where the defect is there.

@@ -1,5 +1,5 @@
 # set_model_state_dict with full_state_dict says that all keys matched if one is missing, although it is strict
-# unreported
+# https://github.com/pytorch/pytorch/issues/126285
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 full_state_without_a_key.py
 # It exits with 1 where the defect is there.

@@ -14,8 +14,8 @@ from torch.nn.utils import get_total_norm
 
 from fixtures.clipping import check_clipping
 from fixtures.scaling import check_scaling
-from fixtures.states import Net, train
-from harness import Rank, World, requirement
+from fixtures.states import Net, train, whole
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages, replicate_fsdp
 
 
@@ -50,6 +50,33 @@ def test_clipping(world: World, stack: str) -> None:
     """Use norms of finite and infinite order, bounds below and above them, and loops or foreach functions."""
     distribute = STACKS[stack]
     world.run(lambda rank: check_clipping(rank, distribute, "first", "second", "third"))
+
+
+@requirement(
+    "RFSDP-CLIP-152",
+    "Gradients of parameters on different meshes are clipped by the norm of all, as on one device.",
+    source="torch.nn.utils.clip_grad_norm_; torch.distributed.fsdp.fully_shard: mesh; pytorch/pytorch#180346",
+)
+@pytest.mark.parametrize("meshes", ["one", "several"])
+@pytest.mark.world(4)
+def test_clipping_over_meshes(world: World, meshes: str) -> None:
+    """One layer is sharded over all ranks, the other over pairs with a replica or also over all."""
+
+    def body(rank: Rank) -> list[tuple[float, float]]:
+        layers = [nn.Linear(4, 4, bias=False).to(rank.device) for _ in range(2)]
+        every = rank.mesh()
+        fully_shard(layers[0], mesh=rank.mesh(2, 2, names=("replicas", "shards")) if meshes == "several" else every)
+        fully_shard(layers[1], mesh=every)
+        weights: list[Any] = [layer.weight for layer in layers]
+        found = []
+        for foreach in None, True, False:
+            for weight in weights:
+                weight.grad = torch.ones_like(weight) * 2
+            total = torch.nn.utils.clip_grad_norm_(weights, 1.0, 1.0, foreach=foreach)  # a norm of 2 * 32
+            found.append((round(float(whole(total)), 3), round(64 * float(whole(weights[0].grad)[0, 0]), 3)))
+        return found
+
+    assert_on_ranks([[(64.0, 2.0)] * 3] * world.size, world.run(body))
 
 
 @requirement(

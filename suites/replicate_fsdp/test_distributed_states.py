@@ -178,6 +178,30 @@ def test_new_settings(world: World, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-04",
+    "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.parametrize("offload", [False, True], ids=["stays", "offloaded"])
+@pytest.mark.world(2)
+def test_unknown_key(world: World, offload: bool) -> None:
+    """Rank 0 has the full state, and a tensor besides that the model lacks; keep it on the device or not."""
+    world.run(lambda rank: states.check_unknown(rank, sharded, offload))
+
+
+@requirement(
+    "RFSDP-SAVED-01",
+    "Settings that a scheduler or a user added to an optimizer's groups are saved and loaded, of empty groups as well.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "in-between", "last"])
+@pytest.mark.world(2)
+def test_empty_group(world: World, at: int) -> None:
+    """One of three groups has no parameters; train on."""
+    world.run(lambda rank: optimizer_groups.check_empty_group(rank, sharded, at))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
@@ -272,6 +296,54 @@ def test_tensor_rates(world: World, stack: str) -> None:
     """Learning rates are tensors, one for all groups or one for each, of three kinds of optimizers before a step."""
     distribute = STACKS[stack]
     world.run(lambda rank: optimizer_groups.check_tensor_rates(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-02",
+    "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
+    source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("kind", optimizer_groups.KINDS)
+@pytest.mark.world(2)
+def test_read_before_the_first_step(world: World, kind: str) -> None:
+    """Take a step, having read the optimizer's state before it or not."""
+    world.run(lambda rank: optimizer_groups.check_read_before(rank, sharded, kind))
+
+
+@requirement(
+    "RFSDP-DICT-203",
+    "An optimizer without states still has none after its state dict was loaded.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict, flatten_optimizer_state_dict",
+)
+@pytest.mark.parametrize("how", ["sharded", "flat"])
+@pytest.mark.world(2)
+def test_stateless(world: World, how: str) -> None:
+    """SGD has no momentum; load its state dict before and after a step."""
+    world.run(lambda rank: optimizer_groups.check_stateless(rank, sharded, how))
+
+
+@requirement(
+    "RFSDP-DICT-204",
+    "States of parameters that are frozen when they are saved or loaded are there after loading.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; requires_grad",
+)
+@pytest.mark.parametrize("when", ["saving", "loading"])
+@pytest.mark.world(2)
+def test_frozen(world: World, when: str) -> None:
+    """One weight is frozen after a step; save and load sharded, full and flattened states."""
+    world.run(lambda rank: optimizer_groups.check_frozen(rank, sharded, when))
+
+
+@requirement(
+    "RFSDP-DICT-205",
+    "An optimizer state dict that was saved can be loaded, whichever parameters have had a step.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("layers", [(), ("first",), ("first", "second", "third")], ids=["none", "some", "all"])
+@pytest.mark.world(2)
+def test_stepped(world: World, layers: tuple[str, ...]) -> None:
+    """No layer, one or all have had a gradient; save and load sharded, full and flattened states."""
+    world.run(lambda rank: optimizer_groups.check_stepped(rank, sharded, layers))
 
 
 @requirement(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from fixtures.layers import layer, layers, row
 from harness import Rank, World, assert_on_ranks, requirement, unsupported
@@ -202,6 +202,31 @@ def test_tensor_parallel(world: World, groups: bool) -> None:
         return steps(model, [part])
 
     assert_on_ranks([steps(layers().double(), list(range(data)))] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-TP-153",
+    "With a reduce_dtype, gradients of tensor-parallel replicas are summed in it over the tensor-parallel ranks.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype",
+)
+@pytest.mark.parametrize("batches", [1, 2], ids=["at-once", "accumulated"])
+@pytest.mark.world(2)
+def test_reduce_dtype_of_replicas(world: World, batches: int) -> None:
+    """The gradients of a norm's bias are 512 and 2, whose sum bfloat16 lacks, in one micro-batch or in two."""
+
+    def body(rank: Rank) -> list[float]:
+        mesh = rank.mesh(1, 2, names=("data", "tensor"))
+        model: Any = nn.Sequential(nn.LayerNorm(4)).to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": SequenceParallel()})
+        fully_shard(model, mesh=mesh["data"], mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        for batch in range(batches):
+            model.set_requires_gradient_sync(batch == batches - 1)
+            output = model(torch.ones(1, 4, 4, device=rank.device)).to_local()
+            output.backward(torch.full_like(output, (0.5 if rank.index else 128.0) / batches))
+        gradient: list[float] = model[0].bias.grad.full_tensor().tolist()
+        return gradient
+
+    assert_on_ranks([[514.0] * 4] * world.size, world.run(body))
 
 
 @requirement(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +199,35 @@ def test_hidden_output(world: World, where: str) -> None:
         return gradients
 
     assert_on_ranks([[1.5, 1.5]] * 2, world.run(body), or_all=["an error"] * 2)
+
+
+@requirement(
+    "RFSDP-OUT-154",
+    "Gradients of a module that returns a view are averaged, even if the view is changed in place before the backward.",
+    source="torch.distributed.fsdp.fully_shard; pytorch/pytorch#181832",
+)
+@pytest.mark.parametrize("in_place", [False, True], ids=["added", "added-in-place"])
+@pytest.mark.world(2)
+def test_changed_view(world: World, in_place: bool) -> None:
+    """Add a number to a view that the model returned; run two steps."""
+
+    class Squeezed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).squeeze(0)
+
+    def body(rank: Rank) -> list[float]:
+        warnings.simplefilter("ignore")  # of a view that an operation may change in place
+        model = replicate_fsdp.apply(Squeezed(1, 1, bias=False), rank, groups=False)
+        gradients = []
+        for _ in range(2):
+            output = model(torch.full((1, 1), 1.0 + rank.index, device=rank.device))
+            output = output.add_(1) if in_place else output + 1
+            output.sum().backward()
+            gradients.append(read(model)["weight"])
+            model.zero_grad()
+        return gradients
+
+    assert_on_ranks([[1.5, 1.5]] * 2, world.run(body))
 
 
 POLICIES: dict[str, dict[str, torch.dtype]] = {

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from harness import Rank, World, assert_same_all, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.optim_state_dict"
@@ -155,6 +155,30 @@ def test_first_rank_only(world: World, offload: bool) -> None:
             assert_same_all(state, fresh.state[parameter], "state")
 
     world.run(body)
+
+
+@requirement(
+    "TP-STATE-201",
+    "An optimizer that loaded a full state of FSDP counts each of its steps once for each parameter.",
+    source=f"{SOURCE}, rekey_optim_state_dict; pytorch/pytorch#96260",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(2)
+def test_step_counts(world: World, original: bool) -> None:
+    """Load the state after two steps into Adam of a model that is not distributed, and train both for a step."""
+
+    def body(rank: Rank) -> list[float]:
+        model = tp_extension.apply(layers(), rank, plan={}, shape=(rank.size, 1), use_orig_params=original)
+        alone = layers().to(rank.device)
+        adam, fresh = (torch.optim.Adam(m.parameters(), lr=0.5, foreach=False) for m in (model, alone))
+        train(model, adam, 0, 1)
+        saved = FullyShardedDataParallel.optim_state_dict(model, adam)
+        numbered = FullyShardedDataParallel.rekey_optim_state_dict(saved, OptimStateKeyType.PARAM_ID, alone)
+        fresh.load_state_dict(numbered)
+        train(alone, fresh, 2)
+        return [float(state["step"]) for state in fresh.state.values()]
+
+    assert_on_ranks([[3.0] * 6] * world.size, world.run(body))
 
 
 @requirement(

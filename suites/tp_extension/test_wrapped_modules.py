@@ -33,7 +33,7 @@ from torch.distributed.fsdp.wrap import (
 )
 
 from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 
@@ -120,6 +120,30 @@ def test_settings_of_one_module(world: World) -> None:
             assert whole.mixed_precision.param_dtype is None, what
 
     world.run(body)
+
+
+@requirement(
+    "TP-META-151",
+    "Parameters that FSDP ignores are not sharded, even if the module is on the meta device.",
+    source=f"{SOURCE}: ignored_states, ignored_modules",
+)
+@pytest.mark.parametrize("way", ["module", "parameter-with-memory", "parameter"])
+@pytest.mark.world(2)
+def test_ignored_on_meta(world: World, way: str) -> None:
+    """Ignore a layer, or one parameter, of a model on the meta device, or of one that has memory."""
+
+    def body(rank: Rank) -> tuple[list[Any], int]:
+        with torch.device(rank.device if way == "parameter-with-memory" else "meta"):
+            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        ignored: Any = [model[0]] if way == "module" else [model[0].weight]
+        model = FullyShardedDataParallel(model, ignored_states=ignored, use_orig_params=True, device_id=rank.device)
+        parameters = dict(model.named_parameters())
+        sharded = [p for name, p in parameters.items() if "0." not in name]
+        return list(parameters["_fsdp_wrapped_module.0.weight"].shape), sum(p.numel() for p in sharded)
+
+    found = world.run(body)
+    assert_on_ranks([[2, 2]] * world.size, [shape for shape, _ in found])
+    assert sum(numel for _, numel in found) >= 6
 
 
 @requirement(

@@ -1,0 +1,35 @@
+# Loading a flattened optimizer state dict gives an optimizer without states an empty state for each parameter
+# https://github.com/pytorch/pytorch/issues/192225
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 flattened_without_states.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+model = nn.Linear(2, 2)
+fully_shard(model)
+options = StateDictOptions(flatten_optimizer_state_dict=True)
+saved = get_optimizer_state_dict(model, torch.optim.SGD(model.parameters(), lr=0.1), options=options)
+fresh = torch.optim.SGD(model.parameters(), lr=0.1)
+set_optimizer_state_dict(model, fresh, saved, options=options)
+report({}, fresh.state_dict()["state"])
