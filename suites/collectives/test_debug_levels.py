@@ -56,9 +56,10 @@ def test_levels(world: World) -> None:
 
 
 @requirement(
-    "COLL-DEBUG-122",
-    "At debug level DETAIL, collectives are right after messages, even if only some ranks have sent or received one.",
-    source="torch.distributed: TORCH_DISTRIBUTED_DEBUG; pytorch/pytorch#148976",
+    "COLL-DEBUG-02",
+    "At debug level DETAIL, every collective and message in the world or a group gives what it gives at any level.",
+    source="torch.distributed: TORCH_DISTRIBUTED_DEBUG; pytorch/pytorch#109520; test_pg_wrapper.py: "
+    "ProcessGroupGlooWrapperTest",
 )
 @pytest.mark.parametrize("messages", ["none", "of all", "of two", "in a batch"])
 @pytest.mark.world(3, env=DETAIL)

@@ -571,9 +571,9 @@ def test_stores_in_python(world: World) -> None:
 
 
 @requirement(
-    "COLL-STORE-188",
-    "A PrefixStore or a group keeps the store that it is given, even if it is written in Python.",
-    source="torch.distributed.Store, PrefixStore, init_process_group: store; pytorch/pytorch#106633",
+    "COLL-STORE-16",
+    "A store that is written in Python serves groups, and a PrefixStore passes calls on to it with the prefix.",
+    source="torch.distributed.Store, PrefixStore; test_store.py: PythonStoreTest, TestPythonStore",
 )
 @pytest.mark.parametrize("written", ["by PyTorch", "in Python, kept", "in Python"])
 @pytest.mark.world(2)

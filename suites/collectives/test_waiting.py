@@ -89,10 +89,9 @@ def test_returned(world: World) -> None:
 
 
 @requirement(
-    "COLL-ASYNC-176",
-    "The Work of a message is completed once the message is there, even if nobody has waited for it.",
-    source="torch.distributed.isend, irecv: 'is_completed() - returns True if the operation has finished'; "
-    "pytorch/pytorch#30723",
+    "COLL-ASYNC-13",
+    "A Work is completed once its result is there, even if nobody has waited for it.",
+    source="torch.distributed.Work: is_completed, get_future",
 )
 @pytest.mark.parametrize("batch", [False, True], ids=["alone", "batch"])
 @pytest.mark.world(2)
