@@ -528,3 +528,33 @@ def test_inference(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+@requirement(
+    "TP-MODEL-03",
+    "An operator on a DTensor that each of two mesh dimensions shards or leaves pending gives the plain tensor's "
+    "result and gradient.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("sharded", ["once", "twice"])
+@pytest.mark.world(4)
+def test_sequences_over_both(world: World, sharded: str) -> None:
+    """Apply a linear layer to sequences that one mesh dimension shards by position, or both."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        whole, matrix = floats(2, 8, 3).to(rank.device), floats(5, 3).to(rank.device)
+        by = _deep(matrix, (Replicate(), Replicate()), rank, mesh)
+        once = (Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Replicate())
+        for placements in once if sharded == "once" else ((Shard(1), Shard(1)),):
+            case = ", ".join(map(str, placements))
+            try:
+                if not right(
+                    functional.linear(whole, matrix), functional.linear(_deep(whole, placements, rank, mesh), by)
+                ):
+                    wrong.append(case)
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{case}: {error!r:.80}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
