@@ -337,8 +337,10 @@ DIFFERENTIABLE = {
     ),
     "orders": ("cumsum", "softmax", "log_softmax", "topk", "sort", "kthvalue"),
     "extremes": ("amax", "amin", "norm inf", "norm -inf"),
+    "products": ("cumprod", "prod"),
+    "extremes-so-far": ("cummax", "cummin"),
 }
-"""Names of functions; prod and cumprod are not among them, as their backward mixes DTensors with tensors."""
+"""Names of functions."""
 
 
 @requirement(
