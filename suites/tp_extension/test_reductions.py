@@ -337,7 +337,8 @@ DIFFERENTIABLE = {
     ),
     "orders": ("cumsum", "softmax", "log_softmax", "topk", "sort", "kthvalue"),
     "extremes": ("amax", "amin", "norm inf", "norm -inf"),
-    "products": ("cumprod", "prod"),
+    "products": ("prod",),
+    "products-so-far": ("cumprod",),
     "extremes-so-far": ("cummax", "cummin"),
 }
 """Names of functions."""
