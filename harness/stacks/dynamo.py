@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -60,6 +60,7 @@ __all__ = [
     "parameters",
     "parts",
     "python_reducer",
+    "read",
 ]
 
 Compiled = Callable[..., Any]
@@ -145,6 +146,14 @@ def data_in_graphs() -> AbstractContextManager[Any]:
         capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
     )
     return context
+
+
+def read(tensor: torch.Tensor, least: int, most: int) -> Any:
+    """Return the whole number that a tensor has, and let the compiler know that it is from ``least`` to ``most``."""
+    number, check = tensor.item(), cast(Any, torch._check)
+    check(number >= least)
+    check(number <= most)
+    return number
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
@@ -149,6 +150,29 @@ def test_wrapped_layers(world: World) -> None:
         assert counter.graphs == 1
 
     world.run(body)
+
+
+@requirement(
+    "DYN-CKPT-236",
+    "get_model_state_dict gives parameters the names that they have in the plain model, whatever was compiled or "
+    "checkpointed.",
+    source="torch.distributed.checkpoint.state_dict: get_model_state_dict: canonical names; torch.compile; "
+    "pytorch/torchtitan#2622",
+)
+@pytest.mark.parametrize("inner", ["others", "compiled"])
+@pytest.mark.world(2)
+def test_names(world: World, inner: str) -> None:
+    """Compile a layer, wrap it by checkpoint_wrapper, do both, or compile it within such a wrapper."""
+
+    def body(rank: Rank) -> list[list[str]]:
+        ways: list[Callable[[nn.Module], Any]] = [lambda layer: dynamo.checkpointed(torch.compile(layer))]  # type: ignore[arg-type]
+        if inner == "others":
+            ways = [torch.compile, dynamo.checkpointed, lambda layer: torch.compile(dynamo.checkpointed(layer))]
+        models = [nn.Sequential(way(nn.Linear(2, 2)), nn.Linear(2, 2)).to(rank.device) for way in ways]
+        return [sorted(get_model_state_dict(model)) for model in models]
+
+    names = ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert_on_ranks([[names] * (3 if inner == "others" else 1)] * world.size, world.run(body))
 
 
 @requirement(

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
+from harness.stacks.limit import runs_with
 
 ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
 
@@ -103,6 +104,157 @@ def test_changed_in_place(world: World, placement: Placement) -> None:
             assert_same(right, found, f"gradient {number}")
 
     world.run(body)
+
+
+USED: dict[str, list[tuple[Callable[[Any], Any], list[int]]]] = {
+    "all": [
+        (lambda d: (d * 2, d.sin()), [0, 1]),
+        (lambda d: (d * 2, d.sin().to_local()), [0, 1]),
+    ],
+    "not-a-tensor": [(lambda d: (d * 2, d.sin().to_local()), [0])],
+    "not-a-dtensor": [
+        (lambda d: (d * 2, d.sin()), [0]),
+        (lambda d: (d * 2, d.sin()), [1]),
+        (lambda d: (d * 2, d.sin().to_local()), [1]),
+    ],
+}
+"""Functions and which of their results are used, by what is not used."""
+
+
+@requirement(
+    "DYN-DT-197",
+    "If some results of compiled code are not used, the gradients of the others are those of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: tangents; pytorch/pytorch#173123",
+)
+@pytest.mark.parametrize("left", USED)
+@pytest.mark.world(2)
+def test_unused_results(world: World, left: str) -> None:
+    """Return two DTensors, or a DTensor and a tensor, and take the gradient of both or of one of them."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        for number, (function, used) in enumerate(USED[left]):
+            gradients = []
+            for run in function, dynamo.compiled(function)[0]:
+                local = dyadic(2, 4, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
+                results = run(DTensor.from_local(local, mesh, [ROWS], run_check=False))
+                total: Any = 0
+                for i in used:
+                    result = results[i].full_tensor() if isinstance(results[i], DTensor) else results[i]
+                    total = total + (result * (i + 3)).sum()
+                total.backward()
+                gradients.append(local.grad)
+            assert_same(*gradients, f"function {number}, {used}")
+
+    world.run(body)
+
+
+def _cut(d: Any, count: Any) -> Any:
+    """Return as many columns of a DTensor as the tensor says."""
+    return d[:, : dynamo.read(count, 2, 4)]
+
+
+READ: dict[str, dict[str, tuple[bool, Callable[[Any, Any], Any]]]] = {
+    "others": {
+        "sums": (True, lambda d, count: _cut(d, count).sum(1).to_local() * 2),
+        "no gradient": (False, lambda d, count: _cut(d, count).to_local() * 2),
+    },
+    "local-tensors": {"local tensor": (True, lambda d, count: _cut(d, count).to_local() * 2)},
+}
+"""Functions of a DTensor and a number of columns by name, with whether the DTensor requires a gradient."""
+
+
+@requirement(
+    "DYN-DT-199",
+    "In compiled code, the gradient of to_local is that of uncompiled code, also for sizes that are read from tensors.",
+    source="torch.compile; torch/_dynamo/config.py: capture_scalar_outputs; torch.distributed.tensor.DTensor.to_local; "
+    "pytorch/pytorch#187025",
+)
+@pytest.mark.parametrize("of", READ)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code cannot cut DTensors to such sizes")
+@pytest.mark.world(2)
+def test_sizes_from_data(world: World, of: str) -> None:
+    """Cut a DTensor to as many columns as a tensor says, and take the gradient of its local tensor or of its sum."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        for name, (trained, function) in READ[of].items():
+            found = []
+            for run in function, dynamo.compiled(function)[0]:
+                local = dyadic(2, 4, key=rank.index, dtype=torch.float32).to(rank.device)
+                given = DTensor.from_local(local, mesh, [ROWS], run_check=False).requires_grad_(trained)
+                with dynamo.data_in_graphs():
+                    result = run(given, torch.tensor(3))
+                if trained:
+                    (result * 3).sum().backward()
+                gradient: Any = given.grad
+                found.append((result.detach(), gradient.to_local() if trained else result.detach()))
+            (right, gradient), (observed, other) = found
+            assert_same(right, observed, name)
+            assert_same(gradient, other, f"gradient of {name}")
+
+    world.run(body)
+
+
+def _found(of: str) -> dict[str, tuple[bool, Callable[[Any], Any]]]:
+    """Return functions of a DTensor by name, with whether it requires a gradient: results that share memory."""
+
+    def local(d: Any) -> Any:
+        made = DTensor.from_local(d.to_local().sin(), d.device_mesh, [ROWS])
+        return made, made.detach()
+
+    if of == "detached":
+        return {"of a local tensor": (True, local)}
+    made: dict[str, Callable[[Any], Any]] = {
+        "columns": lambda d: ((y := d + 1), y[:, :1]),
+        "transposed": lambda d: ((y := d + 1), y.t()),
+    }
+    if of == "views":
+        return {
+            **{name: (True, f) for name, f in made.items()},
+            "of the argument": (False, lambda d: (d[:, :1], d + 1)),
+        }
+    return {
+        "columns without a gradient": (False, made["columns"]),
+        "detached": (True, lambda d: ((y := d.sin()), y.detach())),
+        "twice": (True, lambda d: ((y := d + 1), y)),
+        "local": (True, lambda d: ((y := d + 1), y.to_local())),
+    }
+
+
+@requirement(
+    "DYN-DT-198",
+    "Compiled code may return DTensors that share memory, as uncompiled code may.",
+    source="torch.compile; torch.distributed.tensor.DTensor; pytorch/pytorch#184002, pytorch/pytorch#172549",
+)
+@pytest.mark.parametrize("of", ["others", "views", "detached"])
+@pytest.mark.world(2)
+def test_results_in_shared_memory(world: World, of: str) -> None:
+    """Return a DTensor with a view of it, with itself or detached, or a view of the argument."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2), []
+        for name, (trained, function) in _found(of).items():
+            found = []
+            for run in function, dynamo.compiled(function)[0]:
+                local = dyadic(2, 4, key=rank.index, dtype=torch.float32).to(rank.device)
+                given = DTensor.from_local(local, mesh, [ROWS], run_check=False).requires_grad_(trained)
+                try:
+                    results = run(given)
+                    parts = [x.to_local() if isinstance(x, DTensor) else x for x in results]
+                    if trained:
+                        torch.stack([x.sum() for x in parts if x.requires_grad]).sum().backward()
+                except (RuntimeError, AssertionError) as error:
+                    wrong.append(f"{name}: {error!r:.180}")
+                    break
+                gradient: Any = given.grad
+                end = gradient.to_local().tolist() if trained else None
+                found.append([*((x.tolist(), x.requires_grad) for x in parts), end])
+            if found[0] != found[-1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {

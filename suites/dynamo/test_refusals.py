@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn import functional as differentiable
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
@@ -157,6 +157,42 @@ def test_mismatched(world: World, case: str) -> None:
 def test_unusual(world: World, case: str) -> None:
     """Where the uncompiled collective raises an error, so does the compiled one."""
     _as_uncompiled(world, *UNUSUAL[case])
+
+
+@requirement(
+    "DYN-COLL-202",
+    "A compiled all_gather_into_tensor or reduce_scatter_tensor takes stacked tensors as well as concatenated ones.",
+    source="torch.distributed.all_gather_into_tensor, torch.distributed.reduce_scatter_tensor: concatenation or stack; "
+    "pytorch/pytorch#155632",
+)
+@pytest.mark.parametrize("form", ["concatenated", "stacked"])
+@pytest.mark.world(2)
+def test_stacked(world: World, form: str) -> None:
+    """Gather vectors into a vector or into the rows of a matrix, and scatter such a vector or matrix."""
+
+    def gather(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        dist.all_gather_into_tensor(whole, x)
+        return whole + 0
+
+    def scatter(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        dist.reduce_scatter_tensor(x, whole)
+        return x + 0
+
+    def body(rank: Rank) -> list[Any]:
+        found: list[Any] = []
+        shape = (rank.size * 3,) if form == "concatenated" else (rank.size, 3)
+        for function in gather, scatter:
+            x = torch.arange(3.0, device=rank.device) + 10 * rank.index
+            whole = torch.arange(rank.size * 3.0, device=rank.device).reshape(shape)
+            try:
+                found.append(dynamo.compiled(function)[0](x, whole).flatten().tolist())
+            except RuntimeError as error:
+                found.append(f"{error!r:.150}")
+        return found
+
+    rows = [[i + 10.0 * r for i in range(3)] for r in range(world.size)]
+    due = [[[*rows[0], *rows[1]], [world.size * (3.0 * r + i) for i in range(3)]] for r in range(world.size)]
+    assert_on_ranks(due, world.run(body))
 
 
 @requirement(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.limit import runs_with
@@ -148,6 +148,31 @@ def test_by_turns(world: World, backend: str, first: str) -> None:
                 assert_same(right, result.to_local(), f"call {call}")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-COLL-203",
+    "Code that was compiled for a pending result of a collective is not compiled again for results that were waited "
+    "for.",
+    source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor; pytorch/pytorch#187073",
+)
+@pytest.mark.parametrize("given", ["pending", "by-turns"])
+@pytest.mark.world(2)
+def test_waited_for_later(world: World, given: str) -> None:
+    """Give four results of all_reduce: pending ones, or a pending one and one that was waited for by turns."""
+
+    def body(rank: Rank) -> int:
+        function, counter = dynamo.compiled(lambda x: x * 3)
+        for call in range(4):
+            result: Any = functional.all_reduce(
+                torch.full((4,), 1.0 + call, device=rank.device), "sum", dist.group.WORLD
+            )
+            if given == "by-turns" and call % 2:
+                result = result.wait()
+            assert_same(torch.full((4,), 6.0 * (1 + call)), function(result).cpu(), f"call {call}")
+        return counter.graphs
+
+    assert_on_ranks([1] * world.size, world.run(body))
 
 
 @requirement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -159,6 +160,53 @@ def distributed(rank: Rank, targets: torch.Tensor, layout: Placement) -> DTensor
     """Return targets in the layout that belongs to logits in a layout."""
     at = layout if layout == Shard(0) else Replicate()
     return DTensor.from_local(part(targets, rank, at), rank.mesh(), [at])
+
+
+LOSSES: dict[str, dict[str, Callable[[Any, Any, Any], Any]]] = {
+    "of-targets": {
+        "cross_entropy": lambda x, w, i: nn.functional.cross_entropy(x, i),
+        "nll_loss": lambda x, w, i: nn.functional.nll_loss(nn.functional.log_softmax(x, 1), i, reduction="sum"),
+        "softmax": lambda x, w, i: (nn.functional.softmax(x, 1) * w).sum(),
+    },
+    "of-log-probabilities": {
+        "product": lambda x, w, i: (nn.functional.log_softmax(x, 1) * w).sum(),
+        "both": lambda x, w, i: (nn.functional.log_softmax(x, 1) * w).sum() + nn.functional.cross_entropy(x, i),
+        "kl_div": lambda x, w, i: nn.functional.kl_div(nn.functional.log_softmax(x, 1), w, reduction="sum"),
+    },
+}
+"""Functions of logits, weights and targets, by what they compute with."""
+
+
+@requirement(
+    "TP-LOSS-188",
+    "In loss_parallel, any function of log_softmax has one device's gradient, not only the cross-entropy.",
+    source=f"{SOURCE}.loss_parallel; pytorch/pytorch#190746",
+)
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.world(2)
+def test_functions_of_log_softmax(world: World, kind: str) -> None:
+    """Shard logits and weights over classes; take the loss of targets, and sums and divergences without targets."""
+
+    def body(rank: Rank) -> list[str]:
+        logits = (numbers(4, 6) % 5 / 4).double().to(rank.device)
+        weights, targets = (logits + 1).softmax(1), torch.tensor([0, 5, 2, 3], device=rank.device)
+        wrong = []
+        for name, function in LOSSES[kind].items():
+            plain = logits.clone().requires_grad_()
+            expected = function(plain, weights, targets)
+            expected.backward()
+            own, by = (distribute_tensor(x, rank.mesh(), [Shard(1)], src_data_rank=None) for x in (logits, weights))
+            own.requires_grad_()
+            with loss_parallel():
+                found = function(own, by, distributed(rank, targets, Shard(1)))
+                found.backward()
+            gradient: Any = own.grad
+            for what, right, seen in ("", expected.detach(), found), ("gradient of ", plain.grad, gradient):
+                if not torch.allclose(right, seen.detach().full_tensor()):  # type: ignore[arg-type]
+                    wrong.append(f"{what}{name} differs")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(

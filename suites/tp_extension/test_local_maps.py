@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 from fixtures.placements import part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.collectives import functional
 
@@ -123,6 +123,28 @@ def test_results(world: World) -> None:
         assert not messages.since(start)
 
     world.run(body)
+
+
+@requirement(
+    "TP-LOCAL-186",
+    "A result of local_map has the shape of the whole on every rank, also if its shards differ in size.",
+    source=f"{SOURCE}: out_placements; pytorch/pytorch#172812",
+)
+@pytest.mark.parametrize("rows", [4, 5], ids=["even", "uneven"])
+@pytest.mark.world(2)
+def test_shapes_of_results(world: World, rows: int) -> None:
+    """Double a matrix that is sharded by rows, which are even or not; give in_placements or leave it out."""
+
+    def body(rank: Rank) -> list[tuple[int, ...]]:
+        whole = numbers(rows, 2).to(rank.device)
+        own = distribute_tensor(whole, rank.mesh(), [Shard(0)], src_data_rank=None)
+        found: list[Any] = []
+        for layouts in None, ([Shard(0)],):
+            found.append(local_map(lambda x: x * 2, [Shard(0)], layouts)(own))
+            assert_same(part(whole * 2, rank, Shard(0)), found[-1].to_local(), f"{layouts}")
+        return [tuple(result.shape) for result in found]
+
+    assert_on_ranks([[(rows, 2)] * 2] * world.size, world.run(body))
 
 
 @requirement(

@@ -401,6 +401,100 @@ def test_taken(world: World, family: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+EXPANDED: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], Placement]]] = {
+    "others": {
+        "a new dimension": ((4, 6), (3, 4, 6), Shard(0)),
+        "a new dimension before one row": ((1, 6), (3, 1, 6), Shard(0)),
+        "a row in shards of columns": ((1, 6), (4, 6), Shard(1)),
+        "a column in shards of rows": ((4, 1), (4, 6), Shard(0)),
+        "a replicated row": ((1, 6), (4, 6), Replicate()),
+    },
+    "the-sharded": {
+        "a row": ((1, 6), (4, 6), Shard(0)),
+        "a row to as many as ranks": ((1, 6), (2, 6), Shard(0)),
+        "a column": ((4, 1), (4, 6), Shard(1)),
+    },
+}
+"""Shapes before and after expand, with a placement, by whether the dimension that is expanded is the sharded one."""
+
+
+@requirement(
+    "TP-MODEL-01",
+    "An operator of transformers, convolutional or recommendation models takes DTensors in any placements and gives "
+    "the plain tensor's result.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("dimension", EXPANDED)
+@pytest.mark.world(2)
+def test_expanded(world: World, dimension: str) -> None:
+    """Expand rows and columns, of which only the first rank has the sharded ones."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (before, after, placement) in EXPANDED[dimension].items():
+            whole = floats(*before).to(rank.device)
+            try:
+                if not right(whole.expand(after), distributed(whole, placement, rank, mesh).expand(after)):
+                    wrong.append(name)
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{name}: {error!r:.40}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+WRITTEN: dict[str, dict[str, Operator]] = {
+    "added": {
+        "accumulating index_put": lambda x, v, i: torch.index_put(x, (i,), v, accumulate=True),
+        "index_copy": lambda x, v, i: x.index_copy(0, i, v),
+        "masked_fill": lambda x, v, i: x.masked_fill(x > 0, 2.0) + v.sum(),
+    },
+    "replaced": {
+        "index_put": lambda x, v, i: torch.index_put(x, (i,), v),
+        "slice_scatter": lambda x, v, i: x.slice_scatter(v, 0, 1, 3),
+        "select_scatter": lambda x, v, i: x.select_scatter(v[0], 0, 1),
+    },
+}
+"""Operators that write rows into a matrix or add to it, by how they do it, each of a matrix, rows and positions."""
+
+
+@requirement(
+    "TP-MODEL-02",
+    "An operator gives each DTensor that requires a gradient, alone or with others, the plain tensor's gradient.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.world(2)
+def test_written_rows(world: World, how: str) -> None:
+    """Write rows into replicas or shards of columns; the matrix requires a gradient, and the rows with it or not."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        values, positions, weights = floats(2, 7, start=1), torch.tensor([1, 3]), floats(5, 7, start=2)
+        for (name, operator), placement, both in itertools.product(
+            WRITTEN[how].items(), (Replicate(), Shard(1)), (False, True)
+        ):
+            plain = [x.to(rank.device) for x in (A.clone(), values.clone(), positions, weights)]
+            own = [
+                distributed(x, p, rank, mesh) for x, p in zip(plain, (placement,) * 2 + (Replicate(),) * 2, strict=True)
+            ]
+            for x, v, *_ in plain, own:
+                x.requires_grad_()
+                v.requires_grad_(both)
+            try:
+                for x, v, i, weight in plain, own:
+                    (operator(x, v, i) * weight).sum().backward()
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{name} of {placement}: {error!r:.120}")
+                continue
+            for x, y in zip(plain[: 1 + both], own, strict=False):
+                if y.grad is None or not right(x.grad, y.grad):  # type: ignore[arg-type]
+                    wrong.append(f"{name} of {placement}, {both=}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 DEEP: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Shard(0)),
     (Shard(0), Shard(1)),
@@ -508,6 +602,36 @@ def test_batch_over_both(world: World) -> None:
                     wrong.append(case)
             except (NotImplementedError, RuntimeError, AssertionError) as error:
                 wrong.append(f"{case}: {error!r:.150}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-MODEL-03",
+    "An operator on a DTensor that each of two mesh dimensions shards or leaves pending gives the plain tensor's "
+    "result and gradient.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("sharded", ["once", "twice"])
+@pytest.mark.world(4)
+def test_sequences_over_both(world: World, sharded: str) -> None:
+    """Apply a linear layer to sequences that one mesh dimension shards by position, or both."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        whole, matrix = floats(2, 8, 3).to(rank.device), floats(5, 3).to(rank.device)
+        by = _deep(matrix, (Replicate(), Replicate()), rank, mesh)
+        once = (Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Replicate())
+        for placements in once if sharded == "once" else ((Shard(1), Shard(1)),):
+            case = ", ".join(map(str, placements))
+            try:
+                if not right(
+                    functional.linear(whole, matrix), functional.linear(_deep(whole, placements, rank, mesh), by)
+                ):
+                    wrong.append(case)
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{case}: {error!r:.80}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

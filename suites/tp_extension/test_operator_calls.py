@@ -652,6 +652,49 @@ def test_one_factor(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+BOTH_PENDING: dict[str, dict[str, tuple[tuple[int, int], tuple[int, int], Any, Any]]] = {
+    "others": {
+        "the same positions": ((8, 4), (8, 4), [1, 5, 7], [1, 5, 7]),
+        "other numbers of rows": ((8, 4), (6, 4), [1, 5, 7], [3, 2, 0]),
+        "other widths": ((8, 4), (8, 6), [1, 5, 7], [3, 6, 0]),
+        "other numbers of positions": ((8, 4), (8, 4), [1, 5, 7], [3, 6]),
+    },
+    "same-shapes": {"other positions": ((8, 4), (8, 4), [1, 5, 7], [3, 6, 0])},
+}
+"""Shapes of two tables and the positions that are looked up in each."""
+
+
+@requirement(
+    "TP-READ-182",
+    "The result of a lookup in a sharded DTensor may be pending while others are looked up.",
+    source="torch.distributed.tensor.DTensor; torch.nn.functional.embedding; pytorch/pytorch#131264",
+)
+@pytest.mark.parametrize("lookup", ["embedding", "gather"])
+@pytest.mark.parametrize("kind", BOTH_PENDING)
+@pytest.mark.world(2)
+def test_two_lookups(world: World, kind: str, lookup: str) -> None:
+    """Look up rows, or an element of each column, in two tables that are sharded by rows, and then read both."""
+
+    def found(table: Any, positions: Any) -> Any:
+        if lookup == "embedding":
+            return functional.embedding(positions, table)
+        return table.gather(0, positions[None])
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for name, (first, second, *positions) in BOTH_PENDING[kind].items():
+            tables = [floats(*shape, start=i).to(rank.device) for i, shape in enumerate((first, second))]
+            at = [torch.tensor(each, device=rank.device) for each in positions]
+            own = [distributed(x, Shard(0), rank, mesh) for x in tables]
+            results = [found(x, distributed(i, Replicate(), rank, mesh)) for x, i in zip(own, at, strict=True)]
+            for result, table, i in zip(results, tables, at, strict=True):
+                if not close(found(table, i), result.full_tensor()):
+                    wrong.append(name)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 PENDING: dict[str, tuple[Operator, Operands]] = {
     "sum": (lambda x, i: x.sum(0), (A, classes(5, 3))),
     "product": (lambda x, i: x.t() @ x, (A, classes(5, 3))),

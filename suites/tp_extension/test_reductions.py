@@ -235,6 +235,52 @@ def test_two_dimensions(world: World) -> None:
     assert_on_ranks([([], [])] * world.size, world.run(body))
 
 
+OF_NORMS: dict[str, tuple[tuple[float, ...], dict[str, Callable[[Any], Any]]]] = {
+    "of-others": (
+        (0.0, 1.0, float("inf"), -float("inf")),
+        {
+            "sum": torch.sum,
+            "nansum": torch.nansum,
+            "mean": torch.mean,
+            "amax": torch.amax,
+            "cumsum": lambda n: n.cumsum(0),
+        },
+    ),
+    "of-roots": (
+        (2.0, 3.0),
+        {"mean": torch.mean, "amax": torch.amax, "norm": torch.linalg.vector_norm, "cumsum": lambda n: n.cumsum(0)},
+    ),
+    "sums-of-roots": (
+        (2.0, 3.0),
+        {"sum": torch.sum, "kept": lambda n: n.sum(0, keepdim=True), "nansum": torch.nansum},
+    ),
+}
+"""Orders of norms by kind, with the reductions and scans that are tried on a tensor of such norms."""
+
+
+@requirement(
+    "TP-OP-02",
+    "A reduction, scan or sort of a DTensor gives the plain tensor's result for any dimensions, placements or sizes.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("kind", OF_NORMS)
+@pytest.mark.world(2)
+def test_norms_of_columns(world: World, kind: str) -> None:
+    """Take the norm of each column of a matrix that is sharded by rows or columns, and reduce these norms."""
+
+    def body(rank: Rank) -> list[str]:
+        whole, wrong = _whole(4, 5).to(rank.device), []
+        orders, functions = OF_NORMS[kind]
+        for placement, order, (name, function) in itertools.product((Shard(0), Shard(1)), orders, functions.items()):
+            expected = function(torch.linalg.vector_norm(whole, order, 0))
+            given = _laid_out(whole, rank, rank.mesh(), (placement,))
+            if not close(expected, function(torch.linalg.vector_norm(given, order, 0)).full_tensor()):
+                wrong.append(f"{name} of norms of order {order} of {placement}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "TP-OP-03",
     "A reduction, scan or sort of a DTensor over a dimension that is not sharded does not communicate.",
@@ -291,8 +337,11 @@ DIFFERENTIABLE = {
     ),
     "orders": ("cumsum", "softmax", "log_softmax", "topk", "sort", "kthvalue"),
     "extremes": ("amax", "amin", "norm inf", "norm -inf"),
+    "products": ("prod",),
+    "products-so-far": ("cumprod",),
+    "extremes-so-far": ("cummax", "cummin"),
 }
-"""Names of functions; prod and cumprod are not among them, as their backward mixes DTensors with tensors."""
+"""Names of functions."""
 
 
 @requirement(

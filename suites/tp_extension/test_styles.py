@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable
@@ -509,6 +510,30 @@ def test_other_tokens(world: World) -> None:
                 torch.stack(losses).sum().backward()
             for plain, module in zip(plains, modules, strict=True):
                 assert_same(plain.weight.grad, whole(module.weight.grad), f"{what}: gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-256",
+    "A column-wise layer may be followed by a row-wise one whatever the number of features between them.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel; pytorch/pytorch#150336",
+)
+@pytest.mark.parametrize("features", ["even", "uneven-dtensor", "uneven-local"])
+@pytest.mark.world(2)
+def test_features_between(world: World, features: str) -> None:
+    """Let two ranks divide 4 or 6 features, or not 5, which the layers hand over as a DTensor or as local tensors."""
+
+    def body(rank: Rank) -> None:
+        for count in (4, 6) if features == "even" else (5,):
+            plain = nn.Sequential(nn.Linear(4, count), nn.Linear(count, 4)).to(rank.device)
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.copy_(numbers(*parameter.shape) % 3)
+            module, given = copy.deepcopy(plain), (numbers(2, 4) % 5).to(rank.device)
+            first = ColwiseParallel(use_local_output=features != "uneven-dtensor")
+            parallelize_module(module, rank.mesh(), {"0": first, "1": RowwiseParallel()})
+            assert_same(plain(given).detach(), module(given).detach() + 0, f"{count} features")
 
     world.run(body)
 

@@ -1,0 +1,43 @@
+# Code that makes a DTensor of a local tensor, and returns it with its detach(), cannot be compiled
+# https://github.com/pytorch/pytorch/issues/172549
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 compiled_returned_detached.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (size,))
+
+
+def both(x):
+    made = DTensor.from_local(x.to_local() * 2, mesh, [Shard(0)])
+    return made, made.detach()
+
+
+x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]).requires_grad_()
+try:
+    found: object = [
+        (y.full_tensor().unique().tolist(), y.requires_grad) for y in torch.compile(both, backend="aot_eager")(x)
+    ]
+except RuntimeError as error:
+    found = repr(error)
+report([([2.0], True), ([2.0], False)], found)

@@ -1,0 +1,34 @@
+# The backward of prod over a dimension of a DTensor raises an error
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_product_gradient.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+x = distribute_tensor(torch.full((4, 2), 2.0), init_device_mesh("cpu", (size,)), [Shard(0)]).requires_grad_()
+try:
+    x.prod(0).sum().backward()
+    found: object = x.grad.full_tensor().unique().tolist()
+except RuntimeError as error:
+    found = repr(error)
+report([8.0], found)
