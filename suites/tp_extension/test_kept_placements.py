@@ -17,6 +17,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
 R, ROWS, COLUMNS, SUM = Replicate(), Shard(0), Shard(1), Partial()
 A, B, MATRIX = floats(5, 7) / 16, floats(5, 7, start=3) / 16, floats(7, 4, start=1)
 EVEN = floats(4, 6) / 16
@@ -164,7 +165,7 @@ PRODUCTS: dict[str, tuple[Operator, Operands]] = {
 @requirement(
     "TP-MODEL-02",
     "An operator gives each DTensor that requires a gradient, alone or with others, the plain tensor's gradient.",
-    source="torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors",
+    source=SOURCE,
 )
 @pytest.mark.world(2)
 def test_different_factors(world: World) -> None:
