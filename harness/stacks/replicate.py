@@ -57,6 +57,7 @@ __all__ = [
     "register_buffer_hook",
     "register_builtin_hook",
     "replicate",
+    "update_group",
 ]
 
 
@@ -94,6 +95,11 @@ def register_buffer_hook(model: DistributedDataParallel, state: Any, hook: Any, 
 def leave_alone(module: nn.Module, names: Sequence[str]) -> None:
     """Have a later DistributedDataParallel of the module ignore parameters and buffers."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))  # type: ignore[no-untyped-call]
+
+
+def update_group(model: DistributedDataParallel, group: Any) -> None:
+    """Let a module average its gradients over another group from now on, if the rank is in it."""
+    model._update_process_group(group)  # type: ignore[no-untyped-call]
 
 
 def optimize_buckets(

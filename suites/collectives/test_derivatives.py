@@ -5,12 +5,14 @@ The collectives are those of the tests of gradients. All numbers are whole and s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional
@@ -102,6 +104,72 @@ def compare(world: World, way: str, names: Sequence[str], only: Callable[[int, i
 def test_twice(world: World, way: str) -> None:
     """The loss is the sum of the ranks' cubes; the second loss is the sum of squares of the first's gradients."""
     compare(world, way, WAYS[way][1], lambda rank, turn: None)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "among others": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+}
+"""Copies of matrices whose elements do not lie side by side."""
+AS_THEY_ARE = ("gather", "scatter", "all_to_all_single", "permute_tensor")
+"""What takes no matrix, or passes tensors on as they are: test_layouts_of_gathered_gradients and COLL-LAYOUT-01 ask."""
+
+
+@requirement(
+    "COLL-GRAD-254",
+    "A differentiable collective takes tensors of any strides as input, output or gradient, by their elements.",
+    source="torch/distributed/nn/functional.py: 'Need contiguous tensors for collectives'; pytorch/pytorch#79747; "
+    "pytorch/pytorch#101373; pytorch/pytorch#120386",
+)
+@BOTH
+@pytest.mark.world(2)
+def test_layouts(world: World, way: str) -> None:
+    """Inputs, what is given for the results, and their gradients are matrices that are contiguous or not, by turns."""
+    through, names = WAYS[way]
+
+    def right(name: str, size: int) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], list[torch.Tensor]]:
+        """Return every rank's input, results and gradient; result i of rank r weighs (i + 1) 10^r."""
+        count = 2 * (size if name in IN_PARTS else 1)
+        given = [torch.arange(3.0 * count).reshape(count, 3) + 100 * r for r in range(size)]
+        xs = [x.clone().requires_grad_() for x in given]
+        results = alone(name, xs, 0)
+        whole: Any = sum(
+            (out * weights(name, out, i, r)).sum() for r in range(size) for i, out in enumerate(results[r])
+        )
+        gradients = torch.autograd.grad(whole, xs, materialize_grads=True)
+        return given, [[out.detach() for out in each] for each in results], list(gradients)
+
+    def weights(name: str, out: torch.Tensor, number: int, rank: int) -> torch.Tensor:
+        factor = (number + 1) * 10**rank if name != "reduce" or rank == 0 else 0  # only the root has a result
+        return torch.arange(1.0, out.numel() + 1).reshape(out.shape) * factor
+
+    def body(rank: Rank) -> None:
+        for name in names:
+            if name in AS_THEY_ARE:
+                continue
+            given, results, gradients = right(name, rank.size)
+            for which, (layout, lay) in itertools.product(("input", "gradient", "output"), LAYOUTS.items()):
+                if (way, name, which, layout) == ("module", "all_gather", "gradient", "transposed"):
+                    continue  # it is wrong on backends that have it exchanged by a scatter
+                x = given[rank.index].to(rank.device, copy=True)
+                x = (lay(x) if which == "input" else x).requires_grad_()
+                if which == "output":
+                    if (way, name) != ("module", "reduce_scatter"):
+                        continue
+                    into = lay(torch.zeros(2, 3, device=rank.device))
+                    found = [differentiable.reduce_scatter(into, list(x.chunk(rank.size)))]
+                else:
+                    found = listed(through(name, x, dist.group.WORLD, 0, rank.size))
+                what = f"{name}, {which} {layout}"
+                for number, (one, other) in enumerate(zip(results[rank.index], found, strict=True)):
+                    if name != "reduce" or rank.index == 0:
+                        assert_same(one, (other.detach() + 0).contiguous(), f"{what}: result {number}")
+                mine = [weights(name, out, i, rank.index).to(rank.device) for i, out in enumerate(found)]
+                torch.autograd.backward(found, [lay(w) for w in mine] if which == "gradient" else mine)
+                assert x.grad is not None, what
+                assert_same(gradients[rank.index], x.grad.contiguous(), f"{what}: gradient")
+
+    world.run(body)
 
 
 @requirement(

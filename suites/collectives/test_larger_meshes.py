@@ -159,6 +159,48 @@ def test_flattened_among_others(world: World) -> None:
 
 
 @requirement(
+    "COLL-MESH-22",
+    "A flattened dimension can be sliced from the mesh together with others and flattened again, unless they overlap.",
+    source="torch/distributed/device_mesh.py: DeviceMesh._flatten: 'one can use the existing slicing method to obtain "
+    "the flattened mesh'; test_device_mesh.py: test_flatten_mesh_4d, test_reconstruct_mesh_with_flatten_dim",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, a flattened dimension is another mesh than its slice")
+@pytest.mark.world(1)
+def test_flattened_units(world: World) -> None:
+    """Some dimensions have one rank; flatten all neighbors, and take each selection of dimensions side by side."""
+    names = ("a", "b", "c", "d")
+    runs = [range(start, end) for start in range(4) for end in range(start + 1, 5)]
+    called = {run: "".join(names[i] for i in run) for run in runs}
+    selections = [
+        some
+        for length in range(1, 4)
+        for some in itertools.combinations(runs, length)
+        if all(one.stop <= other.start for one, other in itertools.pairwise(some))
+    ]
+
+    def body(rank: Rank) -> None:
+        for shape in ((1, 1, 2, 3), (2, 1, 1, 3), (2, 3, 1, 1), (1, 2, 1, 3), (6, 1, 1, 1)):
+            table = torch.arange(6).view(shape)
+            with pretended(4, 6):
+                mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+                made = {name: mesh.get_group(name) for name in names}
+                for run in runs:
+                    if len(run) > 1:
+                        made[called[run]] = flattened(mesh[tuple(names[i] for i in run)], called[run]).get_group()
+                count = dist.get_pg_count()
+                for some in selections:
+                    by = tuple(called[run] for run in some)
+                    part = members(table, 4, [i for run in some for i in run])
+                    right = part.reshape([math.prod(shape[i] for i in run) for run in some])
+                    found = mesh[by]
+                    told(found, right, by, f"{by} of {shape}")
+                    same_groups(found.get_all_groups(), [made[name] for name in by], f"{by} of {shape}")
+                assert dist.get_pg_count() == count, shape
+
+    world.run(body)
+
+
+@requirement(
     "COLL-MESH-17",
     "A dimension of a mesh can be divided into several, whose ranks are those of the dimension in their order.",
     source="torch/distributed/device_mesh.py: _unflatten",

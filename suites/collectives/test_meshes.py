@@ -8,6 +8,7 @@ import itertools
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -257,7 +258,7 @@ def test_from_groups(world: World, shape: tuple[int, ...]) -> None:
 )
 @spmd(4)
 def test_comparison(rank: Rank) -> None:
-    """Make each mesh twice and compare all pairs; pickle it, and a slice of it, and use its groups."""
+    """Make each mesh twice, and in another thread, and compare pairs; pickle it, and a slice of it, use its groups."""
     device = rank.device.type
 
     def meshes() -> list[DeviceMesh]:
@@ -273,6 +274,11 @@ def test_comparison(rank: Rank) -> None:
     assert [hash(mesh) for mesh in first] == [hash(mesh) for mesh in second]
     assert len({*first, *second}) == len(first)
     assert first[0] != "mesh"
+    with ThreadPoolExecutor(1) as threads:
+        elsewhere = threads.submit(meshes).result()
+        assert threads.submit(lambda: [mesh == other for mesh, other in zip(first, second, strict=True)]).result()
+    assert [mesh == other for mesh, other in zip(first, elsewhere, strict=True)] == [True] * len(first)
+    assert len({*first, *elsewhere}) == len(first)
     for mesh in first:
         loaded = pickle.loads(pickle.dumps(mesh))
         assert loaded == mesh

@@ -21,17 +21,31 @@ from suites.collectives.test_naming import total
 
 SECONDS = 0.2
 LONG = timedelta(seconds=20)
+_served: dict[Path, dist.Store] = {}
+
+
+def served(rank: Rank, folder: Path) -> dist.Store:
+    """Return a store over the network without a prefix, which rank 0 serves until the next test's."""
+    if folder not in _served:
+        _served.clear()
+        own = dist.PrefixStore(f"port for {folder}", rank.store)
+        port = 0 if rank.index == 0 else int(own.get("port"))
+        store = dist.TCPStore("127.0.0.1", port, None, rank.index == 0, timeout=LONG, wait_for_workers=False)
+        own.set("port", str(store.port))
+        _served[folder] = store
+    return _served[folder]
 
 
 def stores(rank: Rank, folder: Path, *, files: bool = True) -> dict[str, dist.Store]:
-    """Return stores that the ranks share: two over the network and, with ``files``, two in a file of the folder.
+    """Return stores that the ranks share: three over the network and, with ``files``, two in a file of the folder.
 
-    The folder is the test's own: what others have stored over the network has other prefixes.
+    The folder is the test's own: what others have stored over the network has other prefixes, or another server.
     """
     default: dist.Store = default_store().clone()  # which has a timeout of its own
     made: dict[str, dist.Store] = {
         "default": dist.PrefixStore(f"kinds of {folder}", default),
         "prefixes": dist.PrefixStore("outer", dist.PrefixStore(f"inner {folder}", rank.store.clone())),
+        "network": served(rank, folder),
     }
     if files:
         file = dist.FileStore(str(folder / "store"), rank.size)
@@ -252,7 +266,7 @@ def test_presence(world: World, tmp_path: Path) -> None:
 )
 @pytest.mark.world(2)
 def test_waiting(world: World, tmp_path: Path) -> None:
-    """Rank 1 sets keys only after rank 0 has begun to wait, and one key never; each limit is tried."""
+    """Rank 1 sets keys only after rank 0 has begun to wait, some before, and one key never; each limit is tried."""
     short, errors = timedelta(seconds=SECONDS), (RuntimeError, dist.DistError)
 
     def expires(what: str, call: Any) -> None:
@@ -268,6 +282,10 @@ def test_waiting(world: World, tmp_path: Path) -> None:
                 time.sleep(0.03)  # enough to see a rank that does not wait
                 for number in range(4):
                     store.set(f"{number}", f"value {number}")
+                store.wait(["some"])
+                for key in ("first", "second"):
+                    time.sleep(0.03)
+                    store.set(key, "")
                 store.wait(["end"])
                 continue
             store.set("ready", "")
@@ -275,6 +293,9 @@ def test_waiting(world: World, tmp_path: Path) -> None:
             store.wait(["2", "1"], LONG)
             store.wait(["3"])
             assert store.check(["1", "2", "3"]), kind
+            store.set("some", "")
+            store.wait(["0", "second", "some", "first"], timedelta(seconds=5))  # two are there, two come one by one
+            assert store.check(["first", "second"]), kind
             expires(f"{kind}, wait(timeout)", lambda store=store: store.wait(["0", "never"], short))
             assert store.timeout == LONG, f"{kind}: the timeout of one wait stays"
             store.set_timeout(short)
@@ -292,6 +313,11 @@ def test_waiting(world: World, tmp_path: Path) -> None:
     "COLL-STORE-13",
     "Stores with different prefixes have keys of their own, and those with the same prefixes share them.",
     source="torch.distributed.PrefixStore",
+)
+@requirement(
+    "COLL-STORE-308",
+    "A PrefixStore over something that is no store is refused when it is made.",
+    source="torch.distributed.PrefixStore: store; pytorch/pytorch#136723",
 )
 @pytest.mark.world(2)
 def test_prefixes(world: World, tmp_path: Path) -> None:
@@ -328,6 +354,9 @@ def test_prefixes(world: World, tmp_path: Path) -> None:
                 assert under(("a",)).delete_key("key"), kind
             dist.barrier()
             assert [under(chain).check(["key"]) for chain in chains] == [chain != ("a",) for chain in chains], kind
+        for nothing in (None, "store", 1, dist.Store):
+            with pytest.raises((TypeError, ValueError)):
+                dist.PrefixStore("prefix", nothing)  # type: ignore[arg-type]
 
     world.run(body)
 

@@ -37,6 +37,7 @@ class Own(nn.Module):
         self.register_buffer("numbers", torch.arange(3) + rank)
         self.register_buffer("flags", torch.arange(4) % (rank + 1) == 0)
         self.register_buffer("passing", dyadic(2, key=("passing", rank)), persistent=False)
+        self.register_buffer("differentiable", dyadic(3, key=("differentiable", rank)).requires_grad_())
         self.child = nn.Module()
         for name, saved in (("kept", True), ("lost", False)):
             self.child.register_buffer(name, torch.tensor(1 + rank), persistent=saved)

@@ -200,10 +200,16 @@ def test_joined(world: World, where: str) -> None:
     "Ignored parameters and buffers keep the values of their rank, as do gradients of ignored parameters.",
     source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model",
 )
+@requirement(
+    "DDP-IGN-293",
+    "Ignored parameters and buffers may be on another device than the others.",
+    source="torch.nn.parallel.DistributedDataParallel: _set_params_and_buffers_to_ignore_for_model; "
+    "pytorch/pytorch#81136",
+)
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
 @pytest.mark.world(2)
 def test_ignored(world: World, options: dict[str, bool]) -> None:
-    """A layer, a buffer, and what has other shapes on each rank are ignored; then the layer is replaced by another."""
+    """A layer, a buffer, what has other shapes on each rank or no values; then the layer is replaced by another."""
 
     class Model(nn.Module):
         def __init__(self, rank: int) -> None:
@@ -226,7 +232,9 @@ def test_ignored(world: World, options: dict[str, bool]) -> None:
 
     def body(rank: Rank) -> None:
         module = Model(rank.index).to(rank.device)
-        replicate.leave_alone(module, ["second.weight", "second.level", "odd.own", "odd.level"])
+        module.far = nn.BatchNorm1d(2, device="meta")  # never used
+        far = [name for name, _ in (*module.named_parameters(), *module.named_buffers()) if name.startswith("far.")]
+        replicate.leave_alone(module, ["second.weight", "second.level", "odd.own", "odd.level", *far])
         model: Any = DistributedDataParallel(module, **options)
         own = 1.0 + rank.index
         for step in range(4):
@@ -240,6 +248,8 @@ def test_ignored(world: World, options: dict[str, bool]) -> None:
             sizes = [m.shape for m in messages.since(before) if m.dtype == "Float"]
             assert not sizes or sizes == [(1,), (1,)]  # a buffer, and a gradient
             assert module.odd.get_parameter("own").grad is None
+            assert all(tensor.is_meta for tensor in module.far.state_dict().values())
+            assert all(p.grad is None for p in module.far.parameters())
             assert [float(layer.weight.grad) for layer in (module.first, module.second)] == [1.5, 2 * own]
             model.zero_grad()
 

@@ -44,6 +44,17 @@ class Structured(nn.Module):
         return first, [second, named], Pair(fourth, ("text", 5)), fifth, others, x.detach().long()
 
 
+class Bare(nn.Module):
+    """A module that needs no input, and returns what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return 2 * self.weight, inputs, named
+
+
 @requirement(
     "REPL-CALL-01",
     "A replicated module passes on inputs of every kind, and its outputs keep their containers.",
@@ -52,7 +63,7 @@ class Structured(nn.Module):
 @pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
 @pytest.mark.world(1, 2)
 def test_structure(world: World, find: bool) -> None:
-    """Use positional, keyword and default arguments; tuples, lists, dicts, dataclasses, packed sequences."""
+    """Use positional, keyword, default or no arguments; tuples, lists, dicts, dataclasses, packed sequences, text."""
 
     def body(rank: Rank) -> None:
         model = replicate.apply(Structured(), rank, find_unused_parameters=find)
@@ -79,6 +90,14 @@ def test_structure(world: World, find: bool) -> None:
         assert (one.first.tolist(), one.name) == ([[2.0]], "text")
         assert isinstance(model(x)[1], list)
         assert model(x)[4] is None
+        bare: Any = replicate.apply(Bare(), rank, find_unused_parameters=find)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {}), ((2,), {}), ((), {"b": "c"}), ((None,), {})]
+        for inputs, named_inputs in calls * 2:
+            result, *passed = bare(*inputs, **named_inputs)
+            assert passed == [inputs, named_inputs]
+            (result * (rank.index + 1)).sum().backward()
+            assert bare.weight.grad.item() == rank.size + 1, (inputs, named_inputs)  # twice the mean
+            bare.zero_grad()
 
     world.run(body)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -121,6 +121,30 @@ def test_uneven(world: World, last: int, where: str) -> None:
     world.run(body)
 
 
+def gathering(_, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+    """Average what all ranks have gathered, instead of an all-reduce."""
+    parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
+    work: Any = dist.all_gather(parts, bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda _: torch.stack(parts).mean(0))
+
+
+def in_two_halves(_, bucket):  # type: ignore[no-untyped-def]  # DDP rejects string annotations
+    """Average the halves of a bucket one after the other."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    for part in bucket.buffer().chunk(2):
+        dist.all_reduce(part)
+    done.set_result(bucket.buffer().div_(dist.get_world_size()))
+    return done
+
+
+HOOKS = {
+    "plain": [None],
+    "hook": [allreduce_hook, fp16_compress_hook],
+    "other": [gathering, in_two_halves],
+}
+"""Hooks that average: those that send a bucket as it is or in 16 bits, and those that send something else."""
+
+
 @requirement(
     "DDP-JOIN-04",
     "With join, micro-batches without synchronization accumulate, and a later one averages.",
@@ -131,26 +155,27 @@ def test_uneven(world: World, last: int, where: str) -> None:
     "With join, a communication hook reduces the gradients of the ranks that have a batch, and zeros of the others.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("hook", [False, True], ids=["plain", "hook"])
+@pytest.mark.parametrize("hooks", HOOKS)
 @pytest.mark.world(3)
-def test_micro_batches(world: World, hook: bool) -> None:
-    """Every step has two micro-batches, of which the second is synchronized; the hook averages over all ranks."""
+def test_micro_batches(world: World, hooks: str) -> None:
+    """Every step has two micro-batches, of which the second is synchronized; the hooks average over all ranks."""
 
     def body(rank: Rank) -> None:
-        model: Any = DistributedDataParallel(Model().to(rank.device))
-        if hook:
-            model.register_comm_hook(None, allreduce_hook)
-        gradients = []
-        with model.join(divide_by_initial_world_size=False):
-            for number in range(BATCHES[rank.index]):
-                x = torch.tensor(given(rank.index, number), device=rank.device)
-                with model.no_sync():
+        for hook in HOOKS[hooks]:
+            model: Any = DistributedDataParallel(Model().to(rank.device))
+            if hook:
+                model.register_comm_hook(None, hook)
+            gradients = []
+            with model.join(divide_by_initial_world_size=False):
+                for number in range(BATCHES[rank.index]):
+                    x = torch.tensor(given(rank.index, number), device=rank.device)
+                    with model.no_sync():
+                        model(x).sum().backward()
                     model(x).sum().backward()
-                model(x).sum().backward()
-                gradients.append(model.module.second.grad.tolist())
-                model.zero_grad()
-        right = [expected([0, 1, 2], BATCHES, n, hook) for n in range(BATCHES[rank.index])]
-        assert gradients == [[4 * value] * 3 for value in right]
+                    gradients.append(model.module.second.grad.tolist())
+                    model.zero_grad()
+            right = [expected([0, 1, 2], BATCHES, n, bool(hook)) for n in range(BATCHES[rank.index])]
+            assert gradients == [[4 * value] * 3 for value in right], hook
 
     world.run(body)
 

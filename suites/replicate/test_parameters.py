@@ -43,6 +43,10 @@ class Products(nn.Module):
         return torch.stack(products).sum()
 
 
+class Own(torch.Tensor):
+    """A tensor of a class of the user's own."""
+
+
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "without_dimensions": lambda: torch.tensor(1.0),
     "of_one_element": lambda: torch.ones(1, 1),
@@ -51,6 +55,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: torch.ones(3, 4).t(),
     "complex_numbers": lambda: torch.ones(3, dtype=torch.complex64),
     "of_bfloat16": lambda: torch.ones(5, dtype=torch.bfloat16),
+    "of_a_subclass": lambda: torch.ones(3, 2).as_subclass(Own),
     "large": lambda: torch.ones(300_001),
     "last": lambda: torch.ones(4, dtype=torch.float64),
 }

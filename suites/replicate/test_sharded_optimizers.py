@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -26,8 +27,11 @@ OPTIMIZERS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {
 class Pair:
     """Parameters twice: with a sharded optimizer, and with the optimizer that it shards, which has all of them."""
 
-    def __init__(self, rank: Rank, kind: type[torch.optim.Optimizer], group: Any, **options: Any) -> None:
-        numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in SHAPES]
+    def __init__(
+        self, rank: Rank, kind: type[torch.optim.Optimizer], group: Any, *, backwards: bool = False, **options: Any
+    ) -> None:
+        shapes = SHAPES[::-1] if backwards else SHAPES
+        numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in shapes]
         self.sharded, self.whole = ([nn.Parameter(n.to(rank.device).clone()) for n in numbers] for _ in range(2))
         given = OPTIMIZERS[kind]
         self.zero: Any = ZeroRedundancyOptimizer(groups_of(self.sharded), kind, process_group=group, **options, **given)
@@ -123,11 +127,27 @@ def test_steps(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_states(world: World) -> None:
-    """Consolidate on each rank in turn, and load this into a new optimizer, after steps with another rate."""
+    """Consolidate on each rank in turn, and load this into a new optimizer, of both ranks or one, with another rate.
+
+    Backwards, a rank owns parameters that do not follow one another.
+    """
 
     def body(rank: Rank) -> int:
-        for kind in OPTIMIZERS:
-            pair = Pair(rank, kind, None)
+        alone = rank.subgroup([rank.index], use_local_synchronization=True)
+
+        def goes_on(pair: Pair, group: Any, zero: Any, plain: Any, numbers: range) -> Pair:
+            """Load state dicts into new optimizers over a group, run steps, and return them."""
+            other = Pair(rank, kind, group, backwards=backwards)
+            for (parameters, optimizer), (from_, _), state in zip(other.both, pair.both, (zero, plain), strict=True):
+                for p, value in zip(parameters, from_, strict=True):
+                    p.data.copy_(value.data)
+                optimizer.load_state_dict(copy.deepcopy(state))
+            for number in numbers:
+                other.step(number)
+            return other
+
+        for kind, backwards in itertools.product(OPTIMIZERS, (False, True)):
+            pair = Pair(rank, kind, None, backwards=backwards)
             with pytest.raises(RuntimeError, match="consolidate_state_dict"):
                 pair.zero.state_dict()
             for number in range(2):
@@ -136,7 +156,7 @@ def test_states(world: World) -> None:
                     optimizer.param_groups[1]["lr"] *= 0.5
             for target in range(2):
                 pair.zero.consolidate_state_dict(to=target)
-                right = pair.plain.state_dict()
+                right, found = pair.plain.state_dict(), None
                 if rank.index == target:
                     found = pair.zero.state_dict()
                     assert found["param_groups"] == right["param_groups"]
@@ -148,13 +168,12 @@ def test_states(world: World) -> None:
                 else:
                     with pytest.raises(RuntimeError, match="consolidate_state_dict"):
                         pair.zero.state_dict()
-                other = Pair(rank, kind, None)
-                for (parameters, optimizer), (from_, _) in zip(other.both, pair.both, strict=True):
-                    for p, value in zip(parameters, from_, strict=True):
-                        p.data.copy_(value.data)
-                    optimizer.load_state_dict(copy.deepcopy(right))
-                for number in range(2, 4):
-                    other.step(number)
+                shared: list[Any] = [found]
+                dist.broadcast_object_list(shared, target)
+                for saved, group in itertools.product((right, *shared), (None, alone)):
+                    other = goes_on(pair, group, saved, right, range(2, 4))
+                other.zero.consolidate_state_dict(to=0)  # of the rank alone
+                goes_on(other, None, other.zero.state_dict(), other.plain.state_dict(), range(4, 6))
         return len(pair.zero.optim.state)
 
     assert sum(world.run(body)) == 4  # of four parameters in groups

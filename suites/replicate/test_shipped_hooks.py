@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -374,6 +375,57 @@ def test_power_sgd_errors(world: World) -> None:
     assert not torch.allclose(steps[2], mean, rtol=0.1)
     assert not torch.allclose(sum(without[2:]), 6 * mean, rtol=0.1)
     assert all(torch.equal(step, mean) for step in exactly)
+
+
+@requirement(
+    "REPL-HOOK-281",
+    "Without a warm start, PowerSGD approximates each step's gradients with new random numbers, of its random_seed.",
+    source=f"{FOLDER}/powerSGD_hook.py: PowerSGDState: warm_start, random_seed; pytorch/pytorch#48507",
+)
+@requirement(
+    "REPL-HOOK-282",
+    "The average that PowerSGD approximates is the same on all ranks, under every option.",
+    source=f"{FOLDER}/powerSGD_hook.py: powerSGD_hook",
+)
+@pytest.mark.world(2)
+def test_power_sgd_randomness(world: World) -> None:
+    """Give the same gradients of full rank in five steps, of which three are compressed, with several seeds."""
+
+    def run(rank: Rank, **options: Any) -> list[torch.Tensor]:
+        values = [torch.arange(64.0).reshape(8, 8).sin() + rank.index * torch.arange(64.0).reshape(8, 8).cos()] * 2
+        state = powerSGD_hook.PowerSGDState(
+            None, start_powerSGD_iter=2, use_error_feedback=False, min_compression_rate=1, **options
+        )
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        steps = []
+        for _ in range(5):
+            model(torch.ones((), device=rank.device)).backward()
+            steps.append(torch.stack([p.grad.cpu() for p in model.module.weights]))
+            model.zero_grad()
+        return steps
+
+    def body(rank: Rank) -> dict[str, list[torch.Tensor]]:
+        found = {}
+        for batched in (False, True):
+            for warm in (False, True):
+                for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+                    found[f"{batched} {warm} {name}"] = run(
+                        rank, batch_tensors_with_same_shape=batched, warm_start=warm, random_seed=seed
+                    )
+        return found
+
+    found, others = world.run(body)
+    for name, steps in found.items():
+        assert all(map(torch.equal, steps, others[name])), f"{name}: ranks differ"
+    for batched in (False, True):
+        for warm in (False, True):
+            first, again, other = (found[f"{batched} {warm} {name}"] for name in ("first", "again", "other"))
+            what = f"batched {batched}, warm {warm}"
+            assert all(map(torch.equal, first, again)), what
+            assert not any(map(torch.equal, first[2:], other[2:])), what
+            if not warm:
+                assert not any(torch.equal(*pair) for pair in itertools.combinations(first[2:], 2)), what
 
 
 @requirement(

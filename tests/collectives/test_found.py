@@ -132,7 +132,8 @@ def noticed() -> set[str]:
     found: set[str] = set()
     for result in load(ROOT / "fixtures" / "faults" / "noticed.json").results:
         place, _, test = result.test.partition("::")
-        if result.defect.name.startswith(("blind-", "kind-", "upstream-")) and place.startswith("suites/collectives/"):
+        kinds = ("blind-", "kind-", "upstream-", "reported-")
+        if result.defect.name.startswith(kinds) and place.startswith("suites/collectives/"):
             found |= requirements_in(Path(place).stem)[test.partition("[")[0]]
     return found
 
