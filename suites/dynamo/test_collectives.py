@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, lay, outputs
@@ -360,6 +361,65 @@ def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tens
             assert x.grad is not None
             assert_same(expected, x.grad + 0, f"gradient of call {call}")
         assert counter is None or counter.graphs == 1
+
+    world.run(body)
+
+
+OVERWRITE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "all_reduce": lambda held, x: dist.all_reduce(held),
+    "all_gather_into_tensor": lambda held, x: dist.all_gather_into_tensor(held, x[:1] * 5),
+}
+"""Collectives that write other values into the first tensor in each step."""
+
+
+class Scaled(nn.Module):
+    """Weights times a function of a buffer, which a collective overwrites before or after it is read, or not at all."""
+
+    def __init__(self, name: str, when: str, rank: Rank) -> None:
+        super().__init__()
+        self.name, self.when = name, when
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.full((2,), 1.0 + rank.index))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        overwrite = OVERWRITE[self.name]
+        if self.when == "before":
+            overwrite(self.scale, x)
+        y: torch.Tensor = self.weight * x * self.scale.exp2()
+        if self.when == "copy":
+            overwrite(self.scale.clone(), x)
+        elif self.when == "after":
+            overwrite(self.scale, x)
+        return y
+
+
+@requirement(
+    "DYN-COLL-322",
+    "The gradients of compiled code use the values that its forward read, even if a collective overwrites them "
+    "afterwards.",
+    source="torch.compile; torch/_functorch/partitioners.py: recomputation; torch.distributed.all_reduce",
+)
+@pytest.mark.parametrize(
+    ("backend", "when"), [("eager", "after"), ("aot_eager", "before"), ("aot_eager", "copy"), ("aot_eager", "after")]
+)
+@pytest.mark.world(2)
+def test_read_before_overwritten(world: World, backend: str, when: str) -> None:
+    """Scale weights by a power of a buffer in two steps; their gradients have those of an uncompiled module."""
+
+    def body(rank: Rank) -> None:
+        wrong = {}
+        for name in OVERWRITE:
+            found = []
+            for compiles in (False, True):
+                module: Any = Scaled(name, when, rank).to(rank.device)
+                function = dynamo.compiled(module, backend=backend)[0] if compiles else module
+                for step in range(2):
+                    function(torch.full((2,), 1.0 + step, device=rank.device)).sum().backward()
+                    found.append((module.weight.grad.tolist(), module.scale.tolist()))
+                    module.zero_grad()
+            if found[:2] != found[2:]:
+                wrong[name] = found
+        assert not wrong, f"uncompiled, then compiled: {wrong}"
 
     world.run(body)
 

@@ -113,6 +113,45 @@ def test_compiled_again(world: World, strategy: str, cleared: bool) -> None:
 
 
 @requirement(
+    "DYN-FSDP-303",
+    "If compiled autograd runs the backward of FSDP1, each step has its own averaged gradients, or the backward raises "
+    "an error.",
+    source="torch._dynamo.config: compiled_autograd; torch.distributed.fsdp.FullyShardedDataParallel: use_orig_params",
+)
+@pytest.mark.parametrize(
+    ("strategy", "original", "steps"),
+    [("NO_SHARD", True, 2), ("FULL_SHARD", True, 2), ("FULL_SHARD", False, 1)],
+    ids=["replicated", "original", "flat"],
+)
+@pytest.mark.world(2)
+def test_compiled_backward_of_fsdp1(world: World, strategy: str, original: bool, steps: int) -> None:
+    """Run a step, and another one after the gradients were taken away, with original parameters or with flat ones."""
+
+    def body(rank: Rank) -> None:
+        torch.compiler.reset()
+        model = FullyShardedDataParallel(
+            nn.Linear(2, 2, bias=False).to(rank.device),
+            device_id=rank.device,
+            sharding_strategy=ShardingStrategy[strategy],
+            use_orig_params=original,
+        )
+        found = []
+        for step in range(steps):
+            try:
+                with dynamo.compiled_backward("eager"):
+                    model(torch.full((1, 2), 1.0 + rank.index + step, device=rank.device)).sum().backward()
+            except (AssertionError, RuntimeError):
+                return
+            gradients = [p.grad for p in model.parameters() if p.numel()]
+            found.append([None if g is None else sorted(set(g.flatten().tolist())) for g in gradients])
+            for parameter in model.parameters():
+                parameter.grad = None
+        assert found == [[[1.5]], [[2.5]]][:steps], f"elements of the gradients of each step: {found}"
+
+    world.run(body)
+
+
+@requirement(
     "DYN-HOOK-01",
     "torch.compile compiles the parts of a model that have no backward hook, whatever hooks the other parts have.",
     source="torch/_dynamo/variables: module backward hooks",

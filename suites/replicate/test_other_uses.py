@@ -331,6 +331,44 @@ def test_undefined_gradients(world: World, how: str) -> None:
 
 
 @requirement(
+    "REPL-NEST-361",
+    "A module under DDP within another one has averaged gradients, also if these are views of buckets, or the backward "
+    "raises an error.",
+    source=f"{SOURCE}: gradient_as_bucket_view; torch/nn/parallel/distributed.py: _inside_ddp_forward",
+)
+@pytest.mark.parametrize("views", ["none", "outer", "inner"])
+@pytest.mark.world(2)
+def test_nested_with_views(world: World, views: str) -> None:
+    """Wrap a whole module, both layers or the second one alone before the model, with large and small buckets."""
+
+    def body(rank: Rank) -> None:
+        wrong: set[float] = set()
+        inner, outer = ({"gradient_as_bucket_view": views == which} for which in ("inner", "outer"))
+        for small in ({}, {"bucket_cap_mb": 1e-6}):
+            for which in ("whole", "both", "second"):
+                layers = nn.Sequential(layer(), layer()).to(rank.device)
+                module: nn.Module = layers
+                if which == "whole":
+                    module = DistributedDataParallel(layers, **inner)
+                else:
+                    for number in (0, 1) if which == "both" else (1,):
+                        layers[number] = DistributedDataParallel(layers[number], **inner)
+                model = DistributedDataParallel(module, **outer, **small)
+                for _ in range(3):
+                    try:
+                        model(given(rank)).sum().backward()
+                    except RuntimeError:
+                        break
+                    for parameter in layers.parameters():
+                        assert parameter.grad is not None
+                        wrong |= set(parameter.grad.flatten().tolist()) - {3.0}
+                    model.zero_grad()
+        assert not wrong, f"elements of gradients that are not 3: {sorted(wrong)}"
+
+    world.run(body)
+
+
+@requirement(
     "DDP-AGAIN-01",
     "A module whose DDP is gone, even after a backward that failed, can be wrapped again, and averages once.",
     source=f"{SOURCE}: module",
