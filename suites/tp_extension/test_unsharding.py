@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, own, wrapped
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel.summon_full_params"
@@ -186,6 +186,35 @@ def test_refused(world: World) -> None:
             y.sum().backward()
             assert own(model) <= {1.5, 3.0}, what
             assert read(model) == {"a": [1.0] * 4, "b": [1.0] * 4}, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-APPLY-451",
+    "Moving a module under FSDP to a device keeps its gradients, and brings none back that zero_grad removed.",
+    source="torch.nn.Module.to; torch.nn.Module.zero_grad",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("case", ["kept", "removed-flat", "removed-original"])
+def test_moved(world: World, case: str) -> None:
+    """Move it to where it is, and then accumulate; gradients without shards stay away with original parameters too."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original in itertools.product(STRATEGIES, (True, False)):
+            removed, sharded = case != "kept", strategy != ShardingStrategy.NO_SHARD
+            if removed and (case == "removed-original") != (original and sharded):
+                continue
+            what = f"{strategy}, {original=}"
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            model(inputs(rank)).sum().backward()
+            if removed:
+                model.zero_grad()
+            model.to(rank.device)
+            once = {3 * 1.5, 5 * 1.5}
+            assert own(model) == (set() if removed else once), f"{what}: {sorted(own(model))} after the move"
+            model(inputs(rank)).sum().backward()
+            assert own(model) == (once if removed else {2 * value for value in once}), what
 
     world.run(body)
 
