@@ -128,6 +128,29 @@ def test_names(world: World) -> None:
 
 
 @requirement(
+    "TP-STATE-504",
+    "With a buffer_dtype, a full or sharded state dict has buffers in their own dtype under each name of their module.",
+    source="torch.distributed.fsdp.MixedPrecision: 'the buffers are saved in full precision'",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("name", ["two", "same"])
+def test_names_of_buffers(world: World, name: str) -> None:
+    """A module has two names, and its buffer is of double precision."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
+            mixed = MixedPrecision(buffer_dtype=torch.bfloat16)
+            options = {"use_orig_params": original, "mixed_precision": mixed, "device_mesh": rank.mesh(2)}
+            model = wrapped(rank, Parts(), **options)
+            with FullyShardedDataParallel.state_dict_type(model, kind):
+                state = model.state_dict()
+            assert state[f"{name}.kept"].dtype == torch.float64, f"{kind}, {original=}"
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-142",
     "A state_dict_type with a config of another type raises an error, and changes no setting.",
     source="torch.distributed.fsdp.FullyShardedDataParallel: state_dict_type, set_state_dict_type; "
