@@ -310,6 +310,34 @@ def test_optimizers(world: World) -> None:
 
 
 @requirement(
+    "TP-STATE-505",
+    "optim_state_dict with the group of FSDP's ranks has the states of all parameters, whether the world's first rank "
+    "is in the group or not.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict: group",
+)
+@pytest.mark.world(3)
+@pytest.mark.parametrize("case", ["original", "flat"])
+def test_group_of_states(world: World, case: str) -> None:
+    """Rank 0 is in one group and the others in another; only the latter's flat parameters are in the second case."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        group = [dist.new_group([0]), dist.new_group([1, 2])][min(rank.index, 1)]
+        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
+            if (original or rank.index == 0) != (case == "original"):
+                continue
+            model = wrapped(rank, Two(), use_orig_params=original, process_group=group)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+            model(torch.ones(1, device=rank.device)).sum().backward()
+            sgd.step()
+            FullyShardedDataParallel.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
+            saved = FullyShardedDataParallel.optim_state_dict(model, sgd, group=group)
+            assert sorted(saved["state"]) == ["a", "b"], f"{kind}, {original=}"
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-144",
     "A saved optimizer state keeps numbers or None beside tensors, lacks groups if it was given none, and has states "
     "of parameters that are frozen since.",
