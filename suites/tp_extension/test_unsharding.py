@@ -139,6 +139,34 @@ def test_gradients(world: World) -> None:
 
 
 @requirement(
+    "TP-SUMMON-91",
+    "summon_full_params gives whole parameters in their own dtype, of the modules that recurse chooses, on rank 0 "
+    "alone with rank0_only, and leaves each rank its shards.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_offloaded(world: World) -> None:
+    """Read them on all ranks and on the first alone, before and after a step; NO_SHARD refuses the option."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original, first_only in itertools.product(STRATEGIES[:2], (True, False), (True, False)):
+            what = f"{strategy}, {original=}, {first_only=}"
+            model = parts(rank, sharding_strategy=strategy, use_orig_params=original)
+            shards = named(model)
+            for _ in range(2):
+                options = {"rank0_only": first_only, "writeback": not first_only, "offload_to_cpu": True}
+                with FullyShardedDataParallel.summon_full_params(model, **options):
+                    if rank.index == 0 or not first_only:
+                        assert named(model) == WHOLE, what
+                        assert {p.device.type for p in model.parameters()} == {"cpu"}, what
+                assert named(model) == shards, what
+                model(inputs(rank)).sum().backward()
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
     "TP-SUMMON-93",
     "summon_full_params in a forward, a backward or itself, and with options that exclude each other, raises an "
     "error, after which the model trains as before.",
