@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fixtures.wrapped import STRATEGIES, Two, Weight, inputs, nested, own, wrapped
@@ -53,6 +53,17 @@ def call(model: Any, rank: Rank, dtype: torch.dtype) -> torch.Tensor:
     x = torch.full((1,), 1.0 + rank.index, dtype=dtype, device=rank.device)
     output: torch.Tensor = model(x, extra={"extra": [x * 2], "index": torch.ones(1, dtype=torch.long)})
     return output
+
+
+def between(rank: Rank, graph: bool, **options: Any) -> None:
+    """Run two backwards with a forward between them, which makes a graph or none, and look at what has accumulated."""
+    model = nested(rank, **options)
+    model(inputs(rank)).sum().backward()
+    with torch.set_grad_enabled(graph):
+        model(inputs(rank))
+    model(inputs(rank)).sum().backward()
+    assert own(model) == {9.0, 15.0}, f"{options}: {sorted(own(model))}"
+    assert {value.dtype for value in model.state_dict().values()} == {FULL}, f"{options}"
 
 
 @requirement(
@@ -138,6 +149,44 @@ def test_reduced(world: World) -> None:
             dtypes = {p.grad.dtype for p in model.parameters() if p.grad is not None}
             assert dtypes == {(param or reduce or FULL) if keep else FULL}, f"{what}: {dtypes}"
             assert own(model) == {9.0, 15.0}, f"{what}: {own(model)}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CAST-455",
+    "A forward without a backward changes no gradients, to which the next backward adds, whatever dtype FSDP computes "
+    "with.",
+    source=f"{SOURCE}; torch.Tensor.backward: 'accumulates gradients in the leaves'",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=[strategy.name for strategy in STRATEGIES])
+def test_forward_between(world: World, strategy: ShardingStrategy) -> None:
+    """The forward makes a graph that nobody uses, and parameters have low precision in it."""
+
+    def body(rank: Rank) -> None:
+        for original, reduce in itertools.product((True, False), (None, FULL)):
+            mixed = MixedPrecision(LOW, reduce)
+            between(rank, True, sharding_strategy=strategy, use_orig_params=original, mixed_precision=mixed)
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CAST-455",
+    "A forward without a backward changes no gradients, to which the next backward adds, whatever dtype FSDP computes "
+    "with.",
+    source=f"{SOURCE}; torch.Tensor.backward: 'accumulates gradients in the leaves'",
+)
+@pytest.mark.world(2)
+def test_evaluated_between(world: World) -> None:
+    """The forward is one without gradients, or no dtype of parameters is given."""
+
+    def body(rank: Rank) -> None:
+        ways = itertools.product(STRATEGIES, (True, False))
+        for (strategy, low), original in zip(ways, itertools.cycle((True, False, False, True)), strict=False):
+            mixed = MixedPrecision(LOW if low else None, FULL)
+            between(rank, not low, sharding_strategy=strategy, use_orig_params=original, mixed_precision=mixed)
 
     world.run(body)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, own, wrapped
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel.summon_full_params"
@@ -139,6 +139,34 @@ def test_gradients(world: World) -> None:
 
 
 @requirement(
+    "TP-SUMMON-91",
+    "summon_full_params gives whole parameters in their own dtype, of the modules that recurse chooses, on rank 0 "
+    "alone with rank0_only, and leaves each rank its shards.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_offloaded(world: World) -> None:
+    """Read them on all ranks and on the first alone, before and after a step; NO_SHARD refuses the option."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original, first_only in itertools.product(STRATEGIES[:2], (True, False), (True, False)):
+            what = f"{strategy}, {original=}, {first_only=}"
+            model = parts(rank, sharding_strategy=strategy, use_orig_params=original)
+            shards = named(model)
+            for _ in range(2):
+                options = {"rank0_only": first_only, "writeback": not first_only, "offload_to_cpu": True}
+                with FullyShardedDataParallel.summon_full_params(model, **options):
+                    if rank.index == 0 or not first_only:
+                        assert named(model) == WHOLE, what
+                        assert {p.device.type for p in model.parameters()} == {"cpu"}, what
+                assert named(model) == shards, what
+                model(inputs(rank)).sum().backward()
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
     "TP-SUMMON-93",
     "summon_full_params in a forward, a backward or itself, and with options that exclude each other, raises an "
     "error, after which the model trains as before.",
@@ -186,6 +214,35 @@ def test_refused(world: World) -> None:
             y.sum().backward()
             assert own(model) <= {1.5, 3.0}, what
             assert read(model) == {"a": [1.0] * 4, "b": [1.0] * 4}, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-APPLY-451",
+    "Moving a module under FSDP to a device keeps its gradients, and brings none back that zero_grad removed.",
+    source="torch.nn.Module.to; torch.nn.Module.zero_grad",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("case", ["kept", "removed-flat", "removed-original"])
+def test_moved(world: World, case: str) -> None:
+    """Move it to where it is, and then accumulate; gradients without shards stay away with original parameters too."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original in itertools.product(STRATEGIES, (True, False)):
+            removed, sharded = case != "kept", strategy != ShardingStrategy.NO_SHARD
+            if removed and (case == "removed-original") != (original and sharded):
+                continue
+            what = f"{strategy}, {original=}"
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            model(inputs(rank)).sum().backward()
+            if removed:
+                model.zero_grad()
+            model.to(rank.device)
+            once = {3 * 1.5, 5 * 1.5}
+            assert own(model) == (set() if removed else once), f"{what}: {sorted(own(model))} after the move"
+            model(inputs(rank)).sum().backward()
+            assert own(model) == (once if removed else {2 * value for value in once}), what
 
     world.run(body)
 

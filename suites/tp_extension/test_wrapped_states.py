@@ -128,6 +128,29 @@ def test_names(world: World) -> None:
 
 
 @requirement(
+    "TP-STATE-504",
+    "With a buffer_dtype, a full or sharded state dict has buffers in their own dtype under each name of their module.",
+    source="torch.distributed.fsdp.MixedPrecision: 'the buffers are saved in full precision'",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("name", ["two", "same"])
+def test_names_of_buffers(world: World, name: str) -> None:
+    """A module has two names, and its buffer is of double precision."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
+            mixed = MixedPrecision(buffer_dtype=torch.bfloat16)
+            options = {"use_orig_params": original, "mixed_precision": mixed, "device_mesh": rank.mesh(2)}
+            model = wrapped(rank, Parts(), **options)
+            with FullyShardedDataParallel.state_dict_type(model, kind):
+                state = model.state_dict()
+            assert state[f"{name}.kept"].dtype == torch.float64, f"{kind}, {original=}"
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-142",
     "A state_dict_type with a config of another type raises an error, and changes no setting.",
     source="torch.distributed.fsdp.FullyShardedDataParallel: state_dict_type, set_state_dict_type; "
@@ -282,6 +305,34 @@ def test_optimizers(world: World) -> None:
                 for p, state in fresh.state.items():
                     same_order = {key: state[key] for key in expected[of[p]]}
                     assert_same_all(whole(expected[of[p]]), whole(same_order), f"{what}: without FSDP")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-505",
+    "optim_state_dict with the group of FSDP's ranks has the states of all parameters, whether the world's first rank "
+    "is in the group or not.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict: group",
+)
+@pytest.mark.world(3)
+@pytest.mark.parametrize("case", ["original", "flat"])
+def test_group_of_states(world: World, case: str) -> None:
+    """Rank 0 is in one group and the others in another; only the latter's flat parameters are in the second case."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        group = [dist.new_group([0]), dist.new_group([1, 2])][min(rank.index, 1)]
+        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
+            if (original or rank.index == 0) != (case == "original"):
+                continue
+            model = wrapped(rank, Two(), use_orig_params=original, process_group=group)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+            model(torch.ones(1, device=rank.device)).sum().backward()
+            sgd.step()
+            FullyShardedDataParallel.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
+            saved = FullyShardedDataParallel.optim_state_dict(model, sgd, group=group)
+            assert sorted(saved["state"]) == ["a", "b"], f"{kind}, {original=}"
 
     world.run(body)
 
