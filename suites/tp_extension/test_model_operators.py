@@ -495,6 +495,55 @@ def test_written_rows(world: World, how: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+NUMBERS: dict[str, dict[str, Operator]] = {
+    "arithmetic": {
+        "product": lambda a: a * (1 + 2j),
+        "sum": lambda a: a + 2j,
+        "quotient": lambda a: a / 2j,
+        "where": lambda a: torch.where(a.real > 1, a, 1j),
+        "fill_": lambda a: a.clone().fill_(1j),
+        "full_like": lambda a: torch.full_like(a, 1j),
+    },
+    "powers and masks": {
+        "power": lambda a: (a + 9) ** (1 + 2j),
+        "masked_fill": lambda a: a.masked_fill(a.real > 1, 1j),
+        "angle": lambda a: torch.angle(a + 9),
+    },
+}
+"""Operators that take a complex number, or whose gradient does."""
+
+
+@requirement(
+    "TP-MODEL-366",
+    "Operators on DTensors take complex numbers as those on plain tensors do, forward or backward.",
+    source=f"{SOURCE}; torch.pow: exponent; torch.angle; torch.Tensor.masked_fill: value",
+)
+@pytest.mark.parametrize("family", NUMBERS)
+@pytest.mark.world(2)
+def test_complex_numbers(world: World, family: str) -> None:
+    """The operand is replicated or sharded; results that depend on it have a gradient."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, whole = rank.mesh(), [], COMPLEX.to(rank.device)
+        for (name, operator), of in itertools.product(NUMBERS[family].items(), (Replicate(), Shard(0), Shard(1))):
+            plain = whole.clone().requires_grad_()
+            own = distributed(whole.clone(), of, rank, mesh).requires_grad_()
+            try:
+                expected, found = operator(plain), operator(own)
+                if not right(expected.detach(), found.detach()):
+                    wrong.append(f"{name} of {of}")
+                if expected.requires_grad and name != "fill_":
+                    expected.abs().sum().backward()
+                    found.abs().sum().backward()
+                    if not right(plain.grad, own.grad):  # type: ignore[arg-type]
+                        wrong.append(f"{name} of {of}: gradient")
+            except (RuntimeError, TypeError) as error:
+                wrong.append(f"{name} of {of}: {str(error).splitlines()[0]}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 DEEP: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Shard(0)),
     (Shard(0), Shard(1)),

@@ -152,6 +152,48 @@ def test_parts(world: World, given: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+WRITTEN: dict[str, dict[str, tuple[Operator, tuple[torch.dtype, ...]]]] = {
+    "one result": {
+        "add": (lambda a, out: torch.add(a[0], a[1], out=out[0]), (torch.float64,)),
+        "exp": (lambda a, out: torch.exp(a[0] / 4, out=out[0]), (torch.float64,)),
+        "sum": (lambda a, out: torch.sum(a, 0, out=out[0]), (torch.float64,)),
+        "vector_norm": (lambda a, out: torch.linalg.vector_norm(a, dim=0, out=out[0]), (torch.float64,)),
+    },
+    "two results": {
+        "min": (lambda a, out: torch.min(a, 0, out=out), (torch.float64, torch.int64)),
+        "max": (lambda a, out: torch.max(a, 0, out=out), (torch.float64, torch.int64)),
+    },
+}
+"""Functions of a matrix that write into a tuple of vectors of these types."""
+
+
+@requirement(
+    "TP-WRITE-333",
+    "An operator with out= writes the plain result into a DTensor, whatever the placements of an earlier call's.",
+    source="torch.add: out; torch.min: out; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.world(2)
+def test_written_elsewhere(world: World, family: str) -> None:
+    """Write into replicas, then into shards, and into replicas again; no value occurs twice in a column."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        whole = (torch.arange(20).remainder(7) * 3).double().view(4, 5).to(rank.device)
+        written = WRITTEN[family] if family == "one result" or runs_with(">=2.13") else {}  # no rules before
+        for (name, (operator, types)), of in itertools.product(written.items(), (Replicate(), Shard(1))):
+            expected = tuple(torch.zeros(5, dtype=t, device=rank.device) for t in types)
+            operator(whole, expected)
+            for into in Replicate(), Shard(0), Replicate():
+                out = tuple(distributed(torch.zeros_like(x), into, rank, mesh) for x in expected)
+                operator(distributed(whole.clone(), of, rank, mesh), out)
+                if not all(right(x, y) for x, y in zip(expected, out, strict=True)):
+                    wrong.append(f"{name} of {of} into {into}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 KEPT: dict[str, Callable[[Any], Any]] = {
     "t": lambda x: x.transpose(0, 1),
     "permute": lambda x: x.permute(2, 0, 1),

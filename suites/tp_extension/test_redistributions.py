@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.collectives import flattened, unwaited
 from harness.stacks.limit import runs_with
@@ -81,6 +81,34 @@ def test_several_dimensions(world: World) -> None:
             assert_same(laid_out(tensor.to_local(), alone, (WHOLE, target)), moved.to_local(), f"{start} to {end}")
 
     world.run(body)
+
+
+@requirement(
+    "TP-MOVE-375",
+    "redistribute from strided shards gives each rank its part of the value in any other shards.",
+    source=f"{SOURCE}; torch/distributed/tensor/placement_types.py: _StridedShard",
+)
+@pytest.mark.parametrize("to", ["others", "the other mesh dimension"])
+@pytest.mark.world(4)
+def test_strided_shards(world: World, to: str) -> None:
+    """Shard the same dimension over the other mesh dimension alone, or shard in any other way."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("a", "b")), []
+        whole = numbers(8, 12).to(rank.device)
+        for dim, beside in itertools.product((0, 1), (WHOLE, ROWS, COLUMNS)):
+            layout = StridedShard(dim, split_factor=2), beside
+            for target in itertools.product((WHOLE, ROWS, COLUMNS), repeat=2):
+                alone = beside != Shard(dim) and target[0] != Shard(dim) and target[1] == Shard(dim)
+                if alone != (to == "the other mesh dimension"):
+                    continue
+                given = distribute_tensor(whole, mesh, layout, src_data_rank=None)
+                found, due = given.redistribute(placements=target), laid_out(whole, mesh, target)
+                if found.placements != target or not torch.equal(due, found.to_local()):
+                    wrong.append(f"{layout} to {target}: {tuple(found.to_local().shape)}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 MERGED: list[tuple[Layout, Layout]] = [
