@@ -23,7 +23,7 @@ KINDS = {
     "accelerator": "can only be seen on an accelerator: streams, memory of the device, kernels, what a library does",
     "internal": "asserts a private structure, the text of a log, or generated code, on which no user relies",
     "newer": "asks for what no release of PyTorch has",
-    "outside": "is about another subject: pipelines, RPC, launchers, checkpoints in files, FSDP1 by itself",
+    "outside": "is about another subject: pipelines, RPC, launchers, checkpoints in files",
     GAP: "no requirement asks this yet",
 }
 """Why no requirement asks what a test asks."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import get_total_norm
 
 from fixtures.clipping import check_clipping
 from fixtures.scaling import check_scaling
+from fixtures.states import Net, train
 from harness import Rank, World, requirement
-from harness.stacks import replicate_fsdp
+from harness.stacks import messages, replicate_fsdp
 
 
 def sharded(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
@@ -63,3 +68,26 @@ def test_scaling(world: World, stack: str) -> None:
     """Step with finite gradients, with one that has an infinity or a NaN in its first or last shard, and again."""
     distribute = STACKS[stack]
     world.run(lambda rank: check_scaling(rank, distribute, "first", "second", "third"))
+
+
+@requirement(
+    "RFSDP-CLIP-93",
+    "The norm of all gradients of sharded parameters takes one all-reduce for each mesh dimension that shards them.",
+    source="torch.nn.utils.get_total_norm; test_fully_shard_clip_grad_norm_.py: test_clip_grad_norm_1d",
+)
+@pytest.mark.world(2, 4)
+def test_collectives(world: World) -> None:
+    """Count the collectives of each kind of norm, of six parameters, until the whole norm is known."""
+
+    def body(rank: Rank) -> None:
+        model, part, parts = sharded(rank, Net())
+        train(model, torch.optim.SGD([torch.zeros(())]), 0, part, parts)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for norm, foreach in itertools.product((1.0, 2.0, 3.0, math.inf), (True, False)):
+            at = messages.mark()
+            total: Any = get_total_norm(gradients, norm, foreach=foreach)
+            total.full_tensor()
+            found = messages.since(at)
+            assert len(found) == 1, f"{norm=}, {foreach=}: {found}"
+
+    world.run(body)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from fixtures import optimizer_groups, states
 from harness import Rank, World, requirement
@@ -48,6 +52,52 @@ def test_model_states(world: World, stack: str) -> None:
     """Combine full_state_dict, cpu_offload and ignore_frozen_params; rank 0 alone has a full state on the host."""
     distribute = STACKS[stack]
     world.run(lambda rank: states.check_model_states(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-01",
+    "get_model_state_dict has one device's names and values with every option, whole or sharded as asked for.",
+    source=f"{SOURCE}: get_model_state_dict, StateDictOptions",
+)
+@requirement(
+    "RFSDP-SAVED-02",
+    "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
+    source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
+)
+@pytest.mark.world(2)
+def test_after_a_forward(world: World) -> None:
+    """Parameters stay whole after a forward, ranks divide their sizes or not, and one of two buffers is not saved."""
+
+    def body(rank: Rank) -> None:
+        for size, resharded, compiled in itertools.product((1, 2, 3, 5), (True, False), (False, True)):
+            what = f"{size=}, {resharded=}, {compiled=}"
+            layers = [nn.Linear(size, size) for _ in range(2)]
+            plain = nn.Sequential(*layers)
+            with torch.no_grad():
+                for i, parameter in enumerate(plain.parameters()):
+                    parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) + 10.0 * i)
+            plain.register_buffer("kept", torch.arange(3.0))
+            plain.register_buffer("left", torch.arange(3.0), persistent=False)
+            right = {name: value.clone() for name, value in plain.state_dict().items()}
+            plain.to(rank.device)
+            for layer in layers:
+                fully_shard(layer, mesh=rank.mesh(), reshard_after_forward=resharded)
+            model: Any = fully_shard(plain, mesh=rank.mesh(), reshard_after_forward=resharded)
+            model = torch.compile(model, backend="eager") if compiled else model
+            if not compiled:
+                model(torch.ones(2, size, device=rank.device))
+            found = states.copied(get_model_state_dict(model))
+            states.assert_equal(right, states.whole(found), what)
+            local = {name: value.to_local().shape[0] for name, value in found.items() if isinstance(value, DTensor)}
+            first = -(-size // 2)
+            assert set(local.values()) == {first if rank.index == 0 else size - first}, f"{what}: {local}"
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.zero_()
+            set_model_state_dict(model, found)
+            states.assert_equal(right, states.whole(get_model_state_dict(model)), f"{what}: loaded")
+
+    world.run(body)
 
 
 @requirement(

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -33,54 +32,10 @@ from torch.distributed.fsdp.wrap import (
     transformer_auto_wrap_policy,
 )
 
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
-STRATEGIES = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD)
-
-
-class Weight(nn.Module):
-    """Multiply by a factor and by the sum of a weight, each element of which then has the gradient ``factor * x``."""
-
-    def __init__(self, size: int, factor: float) -> None:
-        super().__init__()
-        self.weight, self.factor = nn.Parameter(torch.ones(size)), factor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.factor * self.weight.sum() * x
-
-
-class Outer(Weight):
-    """Such a module, plus others."""
-
-    def __init__(self, size: int, factor: float, *others: nn.Module) -> None:
-        super().__init__(size, factor)
-        self.others = nn.ModuleList(others)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = super().forward(x) + torch.stack([other(x) for other in self.others]).sum(0)
-        return result
-
-
-def wrapped(rank: Rank, module: nn.Module, **options: Any) -> Any:
-    warnings.simplefilter("ignore")  # of NO_SHARD and of state_dict_type, which are deprecated
-    return FullyShardedDataParallel(module.to(rank.device), device_id=rank.device, **options)
-
-
-def nested(rank: Rank, inner: dict[str, Any] | None = None, **options: Any) -> Any:
-    """Wrap a weight of four elements inside a module with one of eight; an input of 1 gives gradients of 3 and 5."""
-    part = wrapped(rank, Weight(4, 3.0), **options | (inner or {}))
-    return wrapped(rank, Outer(8, 5.0, part), **options)
-
-
-def own(model: nn.Module) -> set[float]:
-    """Return the values of this rank's gradients, without the zeros that fill shards up."""
-    return {value for p in model.parameters() if p.grad is not None for value in p.grad.flatten().tolist() if value}
-
-
-def inputs(rank: Rank) -> torch.Tensor:
-    """Return an input of 1, 2, ... for the ranks."""
-    return torch.full((1,), 1.0 + rank.index, device=rank.device)
 
 
 @requirement(
@@ -385,17 +340,6 @@ def test_communication_hook(world: World) -> None:
 
     for case, *found in zip(cases, *world.run(body), strict=True):
         assert set().union(*found) == {9.0, 15.0}, f"{case}: {found}"
-
-
-class Two(nn.Module):
-    """The sum of two weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.a.sum() + 2 * self.b.sum()) * x
 
 
 @requirement(
