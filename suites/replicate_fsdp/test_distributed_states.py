@@ -287,8 +287,8 @@ def test_tensor_rates(world: World, stack: str) -> None:
 
 @requirement(
     "RFSDP-DICT-301",
-    "States of an optimizer that are dicts in dicts are saved and loaded as one device's, and flattened at every "
-    "depth.",
+    "States of an optimizer that are dicts in dicts are saved like one device's, or flattened at every depth, and "
+    "load again.",
     source=f"{SOURCE}: StateDictOptions.flatten_optimizer_state_dict: 'arbitrary levels of nesting'",
 )
 @pytest.mark.parametrize("stack", STACKS)
