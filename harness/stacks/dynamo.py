@@ -17,6 +17,7 @@ from torch._dynamo import compiled_autograd, trace_rules
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
 from torch.autograd import Variable
+from torch.distributed._composable.checkpoint_activation import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
@@ -44,6 +45,7 @@ __all__ = [
     "budget",
     "cached_as",
     "checkpointed",
+    "checkpointed_in_place",
     "compiled",
     "compiled_backward",
     "compiled_messages",
@@ -245,6 +247,12 @@ def checkpointed(module: nn.Module, *, reentrant: bool = False, **options: Any) 
     kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
     wrapped: nn.Module = checkpoint_wrapper(module, checkpoint_impl=kind, **options)
     return wrapped
+
+
+def checkpointed_in_place(module: nn.Module, **options: Any) -> nn.Module:
+    """Have a module's backward compute its forward again by hooks, and return the module."""
+    found: nn.Module = composable_checkpoint(module, **options)
+    return found
 
 
 def graph_break() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from fixtures.states import assert_equal, copied, whole
@@ -111,6 +112,75 @@ def test_integer_keys(world: World, tmp_path: Path) -> None:
         loaded = numbered(5)
         checkpoint.load(loaded, checkpoint_id=tmp_path)
         assert_equal(numbered(1), loaded, "numbered")
+
+    world.run(body)
+
+
+class App:
+    """A model and its optimizer, saved together."""
+
+    def __init__(self, rank: Rank, factor: float) -> None:
+        self.model = model(rank, factor)
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=factor / 8, momentum=0.5, foreach=False)
+        self.seen: list[str] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both states."""
+        self.seen.append("saved")
+        of_model, of_sgd = get_state_dict(self.model, self.sgd)
+        return {"model": of_model, "sgd": of_sgd}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load both."""
+        self.seen.append("loaded")
+        set_state_dict(self.model, self.sgd, model_state_dict=state["model"], optim_state_dict=state["sgd"])
+
+    def step(self) -> None:
+        """Train a step."""
+        self.model(torch.ones(1, 2, device=self.model[0].weight.device)).sum().backward()
+        self.sgd.step()
+        self.sgd.zero_grad()
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-301",
+    "Loading calls load_state_dict once on each object of a state that has one, which stays in the state to be saved "
+    "and loaded again.",
+    source=f"{SOURCE}: load, stateful.Stateful",
+)
+@pytest.mark.world(2)
+def test_stateful(world: World, tmp_path: Path) -> None:
+    """A class of the user's, a module and a scheduler are beside a tensor and a number; save and load twice."""
+
+    def made(rank: Rank, factor: float) -> dict[str, Any]:
+        app, plain = App(rank, factor), nn.Linear(2, 1).to(rank.device)
+        nn.init.constant_(plain.weight, factor)
+        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(plain.parameters(), lr=factor), 1)
+        tensor = torch.full((2,), factor, device=rank.device)
+        return {"app": app, "plain": plain, "schedule": schedule, "tensor": tensor, "number": factor}
+
+    def body(rank: Rank) -> None:
+        state, other = made(rank, 1.0), made(rank, 4.0)
+        kept = dict(other)
+        for round_ in range(2):
+            state["app"].step()
+            state["schedule"].step()
+            state["number"] = state["number"] + 1
+            state["tensor"].add_(1)
+            checkpoint.save(state, checkpoint_id=tmp_path / f"{round_}")
+            kept["app"].seen.clear()
+            checkpoint.load(other, checkpoint_id=tmp_path / f"{round_}")
+            assert list(other) == list(kept), round_
+            for name in ("app", "plain", "schedule"):
+                assert other[name] is kept[name], f"{round_}: {name} was replaced by a {type(other[name])}"
+            assert other["app"].seen == ["saved", "loaded"], round_
+            assert (other["number"], other["tensor"].tolist()) == (state["number"], state["tensor"].tolist()), round_
+            for name in ("app", "plain", "schedule"):
+                assert_equal(whole(state[name].state_dict()), whole(other[name].state_dict()), f"{round_}: {name}")
+            checkpoint.save(other, checkpoint_id=tmp_path / f"{round_} again")
+            third = made(rank, 7.0)
+            checkpoint.load(third, checkpoint_id=tmp_path / f"{round_} again")
+            assert_equal(whole(state["app"].state_dict()), whole(third["app"].state_dict()), f"{round_}: again")
 
     world.run(body)
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from fixtures import optimizer_groups, states
+from fixtures.wrapped import wrapped
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
+from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
 
@@ -344,6 +355,136 @@ def test_frozen(world: World, when: str) -> None:
 def test_stepped(world: World, layers: tuple[str, ...]) -> None:
     """No layer, one or all have had a gradient; save and load sharded, full and flattened states."""
     world.run(lambda rank: optimizer_groups.check_stepped(rank, sharded, layers))
+
+
+@requirement(
+    "RFSDP-DICT-301",
+    "States of an optimizer that are dicts in dicts are saved like one device's, or flattened at every depth, and "
+    "load again.",
+    source=f"{SOURCE}: StateDictOptions.flatten_optimizer_state_dict: 'arbitrary levels of nesting'",
+)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.world(2)
+def test_nested_states(world: World, stack: str) -> None:
+    """Save tensors and numbers at three depths, sharded, full and flattened, and load them before or after a step."""
+    distribute = STACKS[stack]
+    world.run(lambda rank: optimizer_groups.check_nested(rank, distribute))
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a factor, which is in its state beside its weight."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__(2, 2, bias=False)
+        self.factor, self.calls = factor, 0
+
+    def get_extra_state(self) -> Any:
+        """Return the factor in a dict, or alone if it is a tensor."""
+        return self.factor if isinstance(self.factor, torch.Tensor) else {"deep": [{"factor": self.factor}]}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take the factor."""
+        self.factor = state if isinstance(state, torch.Tensor) else state["deep"][0]["factor"]
+        self.calls += 1
+
+
+class WithExtra(nn.Module):
+    """Layers with extra state at several depths."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.first, self.second = Scaled(start), nn.Sequential(Scaled(start + 1), nn.Linear(2, 2))
+        self.third = Scaled(torch.tensor([start, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layers one after the other."""
+        result: torch.Tensor = self.third(self.second(self.first(x)))
+        return result
+
+
+@requirement(
+    "RFSDP-DICT-302",
+    "get_model_state_dict has the extra state of each module by its name, and set_model_state_dict gives it back "
+    "once, whatever the options.",
+    source=f"{SOURCE}: get_model_state_dict, set_model_state_dict; torch.nn.Module.get_extra_state",
+)
+@pytest.mark.world(2)
+def test_extra_state(world: World) -> None:
+    """Modules at two depths, one of them checkpointed or none, have texts, numbers in containers, or a tensor."""
+
+    def body(rank: Rank) -> None:
+        names = list(WithExtra(1.0).state_dict())
+        assert len([name for name in names if name.endswith("_extra_state")]) == 3
+        for (stack, distribute), (how, (saving, loading)), checks in itertools.product(
+            STACKS.items(), states.SAVED.items(), (False, True)
+        ):
+            what = f"{stack}, {how}, {checks=}"
+
+            def made(start: float, distribute: Any = distribute, checks: bool = checks) -> tuple[Any, list[Any]]:
+                model: Any = WithExtra(start)
+                layers = [model.first, model.second[0], model.third]
+                found, _, _ = distribute(rank, model)
+                if checks:
+                    model.second[0] = checkpointed(model.second[0])
+                return found, layers
+
+            model, _ = made(1.0)
+            saved = get_model_state_dict(model, options=StateDictOptions(**saving))
+            if saved or rank.index == 0 or how != "full-from-rank-0":
+                assert list(saved) == names, what
+                found = states.whole(saved)
+                right = {name: value for name, value in WithExtra(1.0).state_dict().items() if "_extra" in name}
+                states.assert_equal(right, {name: found[name] for name in right}, what)
+            other, layers = made(5.0)
+            set_model_state_dict(other, states.copied(saved), options=StateDictOptions(**loading))
+            assert [layer.calls for layer in layers] == [1] * 3, what
+            assert [layer.factor for layer in layers[:2]] == [1.0, 2.0], what
+            assert layers[2].factor.tolist() == [1.0, 3.0], what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-DICT-303",
+    "Distributed states of a model on some of the ranks need no others: those may do something else meanwhile.",
+    source=f"{SOURCE}: get_state_dict, set_state_dict; torch.distributed.fsdp.FullyShardedDataParallel: process_group",
+)
+@pytest.mark.world(3)
+def test_some_ranks(world: World) -> None:
+    """Two of three ranks save and load by each option under FSDP1, fully_shard and DDP, and the third waits."""
+
+    def body(rank: Rank) -> None:
+        mesh = DeviceMesh(rank.device.type, [0, 1])
+        group = mesh.get_group() if rank.index < 2 else None
+        if group is not None:
+            ways: dict[str, Callable[[nn.Module], Any]] = {
+                "fsdp": lambda model: wrapped(rank, model, device_mesh=mesh, use_orig_params=True),
+                "flat": lambda model: wrapped(rank, model, process_group=group),
+                "sharded": lambda model: fully_shard(model.to(rank.device), mesh=mesh),
+                "ddp": lambda model: nn.parallel.DistributedDataParallel(model.to(rank.device), process_group=group),
+            }
+            for (name, made), (how, (saving, loading)) in itertools.product(ways.items(), states.SAVED.items()):
+                if how == "full-from-rank-0" or (name == "flat" and how != "full"):
+                    continue  # the first needs all ranks, and without a mesh, states are no DTensors
+                what = f"{name}, {how}"
+                model, other = made(nn.Linear(3, 2)), made(nn.Linear(3, 2))
+                sgd, fresh = (
+                    torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.5, foreach=False) for m in (model, other)
+                )
+                model(torch.ones(1, 3, device=rank.device)).sum().backward()
+                sgd.step()
+                sgd.zero_grad()
+                state, of_sgd = get_state_dict(model, sgd, options=StateDictOptions(**saving))
+                right = states.copied([states.whole(state), states.whole(of_sgd)])
+                given: dict[str, Any] = {"model_state_dict": state, "optim_state_dict": of_sgd}
+                set_state_dict(other, fresh, **given, options=StateDictOptions(**loading))
+                found = get_state_dict(other, fresh, options=StateDictOptions(**saving))
+                states.assert_equal(right, [*map(states.whole, found)], what)
+        last: list[Any] = [None] * 3
+        dist.all_gather_object(last, rank.index)
+        assert last == [0, 1, 2]
+
+    world.run(body)
 
 
 @requirement(

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fixtures.managed import ways
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
-from harness.stacks.dynamo import checkpointed
+from harness.stacks.dynamo import checkpointed, checkpointed_in_place
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.utils.checkpoint.checkpoint; torch.distributed.fsdp.fully_shard"
@@ -117,6 +117,74 @@ def test_checkpointed(world: World) -> None:
                 right = [[4 * total]] * 3 + [[8 * total]] * 3
                 assert sorted(found) == right, f"{what}, {forwards} forwards, {prefetches=}"
                 model.zero_grad()
+
+    world.run(body)
+
+
+class Keyed(Inner):
+    """Multiply by a weight and other arguments, and note those."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.seen: list[Any] = []
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, *, by: Any = None) -> torch.Tensor:
+        self.seen.append((x.shape, scale, {name: value.tolist() for name, value in (by or {}).items()}))
+        for factor in (by or {}).values():
+            scale = scale * factor
+        return (self.weight * x * scale).square()
+
+
+@requirement(
+    "RFSDP-CKPT-301",
+    "A managed module that is recomputed in the backward is called with the arguments of its forward, by position or "
+    "by keyword, and keeps its names.",
+    source="torch.utils.checkpoint.checkpoint; torch/distributed/_composable/checkpoint_activation.py: checkpoint",
+)
+@pytest.mark.world(2)
+def test_arguments(world: World) -> None:
+    """Checkpoint by hooks, before or after the module is managed, by a wrapper or around it, and pass each kind."""
+
+    def body(rank: Rank) -> None:
+        every = ways(rank)
+        two = torch.full((1,), 2.0, device=rank.device)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any], float]] = [
+            ((), {}, 1.0),
+            ((3.0,), {}, 3.0),
+            ((), {"scale": 3.0}, 3.0),
+            ((), {"by": {"two": two}}, 2.0),
+            ((3.0,), {"by": {"two": two, "four": two * 2}}, 24.0),
+        ]
+        for way, how in itertools.product(every, ("hooks", "managed first", "wrapper", "reentrant", "around")):
+            module = Keyed().to(rank.device)
+            names = [name for name, _ in module.named_parameters()]
+            model: Any = module
+            if how == "hooks":
+                assert checkpointed_in_place(module) is module
+            every[way](module)
+            if how == "managed first":
+                checkpointed_in_place(module)
+            elif how in ("wrapper", "reentrant"):
+                model = checkpointed(module, reentrant=how == "reentrant")
+            elif how == "around":
+                model = functools.partial(PLAIN, module)
+            assert [name for name, _ in module.named_parameters()] == names, f"{way}, {how}"
+            assert [type(part) for part in module.modules()] == [type(module)], f"{way}, {how}"
+            for args, named, scale in calls:
+                what = f"{way}, {how}, {args}, {named}"
+                module.seen.clear()
+                x = torch.full((4,), 1.0 + rank.index, device=rank.device, requires_grad=True)
+                model(x, *args, **named).sum().backward()
+                assert len(module.seen) == 2, what
+                assert module.seen[0] == module.seen[1], f"{what}: {module.seen}"
+                assert x.grad is not None, what
+                assert x.grad.tolist() == [2 * scale**2 * (1.0 + rank.index)] * 4, what
+                (gradient,) = replicate_fsdp.gradients(module).values()
+                assert gradient.tolist() == [2 * scale**2 * 2.5] * 4, f"{what}: {gradient}"  # of 1 and of 4
+                module.zero_grad()
+        for bad, error in (({"use_reentrant": True}, NotImplementedError), ({"other": 1}, ValueError)):
+            with pytest.raises(error):
+                checkpointed_in_place(Keyed(), **bad)
 
     world.run(body)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fixtures.wrapped import STRATEGIES, Two, Weight, inputs, nested, own, wrapped
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 from harness.stacks import messages
 
@@ -128,7 +130,7 @@ def test_computed(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_reduced(world: World) -> None:
-    """Use each dtype or none; accumulate over a backward in no_sync and one outside of it, twice."""
+    """Use each dtype or none; accumulate over two backwards, one in no_sync, of shards or of whole parameters."""
 
     def body(rank: Rank) -> None:
         ways = itertools.product(STRATEGIES, (None, LOW, HALF), (None, LOW, FULL), (False, True))
@@ -137,18 +139,23 @@ def test_reduced(world: World) -> None:
                 continue
             what = f"{strategy}, {param}, {reduce}, {keep=}, {original=}"
             mixed = MixedPrecision(param, reduce, keep_low_precision_grads=keep)
-            model = nested(rank, sharding_strategy=strategy, use_orig_params=original, mixed_precision=mixed)
-            with model.no_sync():
+            options = {"sharding_strategy": strategy, "use_orig_params": original, "mixed_precision": mixed}
+            shards = nested(rank, **options), {9.0, 15.0}
+            # with original parameters, each rank has one of these two, and that one whole
+            values = {3.0, 6.0} if strategy == STRATEGIES[2] else {(3.0, 6.0)[rank.index]}
+            parts = wrapped(rank, Two(), **options), values
+            for model, right in (shards, parts) if original and not (reduce or keep) else (shards,):
+                with model.no_sync():
+                    model(inputs(rank)).sum().backward()
+                dtypes = {p.grad.dtype for p in model.parameters() if p.grad is not None}
+                assert not original or dtypes == {param or FULL}, f"{what}: {dtypes} in no_sync"
+                at = messages.mark()
                 model(inputs(rank)).sum().backward()
-            dtypes = {p.grad.dtype for p in model.parameters() if p.grad is not None}
-            assert not original or dtypes == {param or FULL}, f"{what}: {dtypes} in no_sync"
-            at = messages.mark()
-            model(inputs(rank)).sum().backward()
-            sent = {m.dtype for m in messages.since(at) if "gather" not in m.op}
-            assert sent == {messages.RECORDED[reduce or param or FULL]}, f"{what}: {sent}"
-            dtypes = {p.grad.dtype for p in model.parameters() if p.grad is not None}
-            assert dtypes == {(param or reduce or FULL) if keep else FULL}, f"{what}: {dtypes}"
-            assert own(model) == {9.0, 15.0}, f"{what}: {own(model)}"
+                sent = {m.dtype for m in messages.since(at) if "gather" not in m.op}
+                assert sent == {messages.RECORDED[reduce or param or FULL]}, f"{what}: {sent}"
+                dtypes = {p.grad.dtype for p in model.parameters() if p.grad is not None}
+                assert dtypes == {(param or reduce or FULL) if keep else FULL}, f"{what}: {dtypes}"
+                assert own(model) == right, f"{what}: {own(model)}"
 
     world.run(body)
 
@@ -189,6 +196,50 @@ def test_evaluated_between(world: World) -> None:
             between(rank, not low, sharding_strategy=strategy, use_orig_params=original, mixed_precision=mixed)
 
     world.run(body)
+
+
+@requirement(
+    "TP-CAST-301",
+    "With FSDP_USE_FULL_PREC_IN_EVAL=1, a module computes in full precision in evaluation, inputs included, and "
+    "otherwise with its param_dtype.",
+    source="torch/distributed/fsdp/_flat_param.py: FSDP_USE_FULL_PREC_IN_EVAL",
+)
+@pytest.mark.world(2)
+def test_evaluated(world: World) -> None:
+    """Evaluate first, after a step, after a forward without a backward, and again; roots have parameters or none."""
+
+    def body(rank: Rank) -> None:
+        # a forward with gradients in evaluation, or one after it, leaves the next backward without, a known defect
+        long = [(False, False), (True, True), (False, False), (True, True), (True, False), *[(False, False)] * 2]
+        sequences = ("weight", long), ("none", long), ("alone", [(True, False), (False, True)]), ("alone", long)
+        for strategy, original, (root, modes) in itertools.product(STRATEGIES, (True, False), sequences):
+            options = {"sharding_strategy": strategy, "use_orig_params": original}
+            options["mixed_precision"] = MixedPrecision(LOW)
+            part = Weight(4, 3.0)
+            seen: list[tuple[torch.dtype, torch.dtype]] = []
+            part.register_forward_pre_hook(lambda module, x, seen=seen: seen.append((x[0].dtype, module.weight.dtype)))
+            inner = wrapped(rank, part, **options)
+            of_root = {"weight": lambda inner=inner: Outer(8, 5.0, inner), "none": lambda i=inner: nn.Sequential(i)}
+            model = wrapped(rank, of_root[root](), **options) if root in of_root else inner
+            for step, (training, backward) in enumerate(modes):
+                what = f"{strategy}, {original=}, {root}, step {step}"
+                model.train(training)
+                model.zero_grad()
+                with torch.set_grad_enabled(training or backward):
+                    output = model(inputs(rank))
+                right = LOW if training else FULL
+                assert seen.pop() == (right, right), what
+                assert output.dtype == right, what
+                if training and backward:
+                    output.sum().backward()
+                    assert own(model) == ({7.5, 4.5} if root == "weight" else {4.5}), f"{what}: {own(model)}"
+            assert {p.dtype for p in model.parameters()} == {FULL}
+
+    def with_variable(rank: Rank) -> None:
+        with mock.patch.dict(os.environ, FSDP_USE_FULL_PREC_IN_EVAL="1"):
+            body(rank)
+
+    world.run(with_variable)
 
 
 @requirement(
@@ -293,5 +344,13 @@ def test_norms(world: World) -> None:
             # the output is (4 * a + 8 * b) * 12 * x
             right = 4 * 3 * 12 * 1.5 + 4 * 12 * 1.5 * 3
             assert norm.item() == right, f"{what}: {norm}, {right}"
+            # of one element, one of two ranks has no part
+            model = wrapped(rank, Weight(1, 3.0), mixed_precision=low.get(outer), **options)
+            model(inputs(rank)).sum().backward()
+            norm = model.clip_grad_norm_(2.25)
+            assert norm.item() == 4.5, f"{what}: {norm}"
+            mine = rank.index == 0 or strategy == STRATEGIES[2]
+            found = {round(value, 4) for value in own(model)}
+            assert found == ({2.25} if mine else set()), f"{what}: {found}"
 
     world.run(body)

@@ -96,6 +96,51 @@ def test_shown(world: World) -> None:
 
 
 @requirement(
+    "TP-SUMMON-301",
+    "Within summon_full_params, named_parameters and named_buffers of a module with FSDP give the names that it has "
+    "without FSDP.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel: named_parameters, named_buffers",
+)
+@pytest.mark.world(2)
+def test_names(world: World) -> None:
+    """Name those of the root and of modules inside, with a prefix and without, before and after a step."""
+
+    def made() -> Any:
+        model = filled()
+        for module in (model, *model.others):
+            module.register_buffer("scale", torch.ones(2))
+        return model
+
+    def body(rank: Rank) -> None:
+        alone = made()
+        for strategy, original, step in itertools.product(STRATEGIES, (True, False), range(2)):
+            what = f"{strategy}, {original=}, {step=}"
+            options = {"sharding_strategy": strategy, "use_orig_params": original}
+            model = made()
+            buffers = dict(model.named_buffers())
+            model.others[0] = wrapped(rank, model.others[0], **options)
+            model = wrapped(rank, model, **options)
+            for _ in range(step):
+                model(inputs(rank)).sum().backward()
+            outside = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+            assert all(name.startswith("_fsdp_wrapped_module.") for name in outside), f"{what}: {outside}"
+            with FullyShardedDataParallel.summon_full_params(model):
+                of_parts = [(model, alone), (model.module.others[0], alone.others[0])]
+                for given in {}, {"prefix": "some"}, {"prefix": "a.b", "remove_duplicate": False}:
+                    for found, right in of_parts:
+                        for call in ("named_parameters", "named_buffers"):
+                            names = [name for name, _ in getattr(found, call)(**given)]
+                            expected = [name for name, _ in getattr(right, call)(**given)]
+                            assert names == expected, f"{what}, {given}: {names}"
+                assert {name: p.tolist() for name, p in model.named_parameters()} == WHOLE, what
+                assert all(buffer is buffers[name] for name, buffer in model.named_buffers()), what
+            again = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+            assert again == outside, f"{what}: {again}"
+
+    world.run(body)
+
+
+@requirement(
     "TP-SUMMON-92",
     "With with_grads=True, summon_full_params gives whole gradients, or None if no rank has one, whose changes stay "
     "with writeback=True alone.",

@@ -373,7 +373,7 @@ def test_communication_hook(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_replaced(world: World) -> None:
-    """Replace one of two parameters or both, on both ranks or on one, before the first step or after one."""
+    """Replace one of two parameters or both, on both ranks or one, before or after a step, of one or two dimensions."""
 
     def replace(module: Any, name: str, how: str, value: float) -> None:
         parameter = getattr(module, name)
@@ -388,11 +388,11 @@ def test_replaced(world: World) -> None:
 
     def body(rank: Rank) -> None:
         ways = itertools.product(STRATEGIES, ("data", "parameter", "in-place"), (("a",), ("b",), ("a", "b")))
-        others = itertools.cycle(itertools.product((True, False), (0, 1)))
-        for (strategy, how, replaced), (all_ranks, trained) in zip(ways, others, strict=False):
-            what = f"{strategy}, {how}, {replaced}, {all_ranks=}, after {trained} steps"
+        others = itertools.cycle(itertools.product((True, False), (0, 1), ((4,), (2, 2))))
+        for (strategy, how, replaced), (all_ranks, trained, shape) in zip(ways, others, strict=False):
+            what = f"{strategy}, {how}, {replaced}, {all_ranks=}, {shape} after {trained} steps"
             everywhere = all_ranks or strategy == ShardingStrategy.NO_SHARD
-            inner = wrapped(rank, Two(), sharding_strategy=strategy, use_orig_params=True)
+            inner = wrapped(rank, Two(*shape), sharding_strategy=strategy, use_orig_params=True)
             model = wrapped(rank, nn.Sequential(inner), sharding_strategy=strategy, use_orig_params=True)
             x = torch.ones(1, device=rank.device)
             for _ in range(trained):

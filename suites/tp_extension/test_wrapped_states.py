@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, wrapped
+from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Two, Weight, inputs, wrapped
 from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
@@ -305,6 +305,93 @@ def test_optimizers(world: World) -> None:
                 for p, state in fresh.state.items():
                     same_order = {key: state[key] for key in expected[of[p]]}
                     assert_same_all(whole(expected[of[p]]), whole(same_order), f"{what}: without FSDP")
+
+    world.run(body)
+
+
+def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -> None:
+    """Save the state of an optimizer after two steps, compare it with one device's, load it, and train on."""
+    fsdp = FullyShardedDataParallel
+
+    def adam(model: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=0.5, foreach=False)
+
+    for kind in kinds:
+        alone = module()
+        of_alone = adam(alone)
+        train(alone, of_alone, 2, torch.device("cpu"))
+        names = {p: name for name, p in alone.named_parameters()}
+        expected = {names[p]: dict(state) for p, state in of_alone.state.items()}
+        model = made()
+        of_model = adam(model)
+        train(model, of_model, 2, rank.device)
+        fsdp.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
+        saved = fsdp.optim_state_dict(model, of_model)
+        other = made()
+        fsdp.set_state_dict_type(other, kind, None, WHOLE if kind == FULL else None)
+        fresh = adam(other)
+        fresh.load_state_dict(fsdp.optim_state_dict_to_load(other, fresh, copy.deepcopy(saved)))
+        for when, state in (("saved", saved), ("loaded", fsdp.optim_state_dict(other, fresh))):
+            found = {name: whole(of) for name, of in state["state"].items()}
+            assert sorted(found) == sorted(expected), f"{what}, {kind}, {when}: {sorted(found)}"
+            for name, of in expected.items():
+                assert_same_all(whole(of), {key: found[name][key] for key in of}, f"{what}, {kind}, {when}: {name}")
+        train(other, fresh, 1, rank.device)
+
+
+@requirement(
+    "TP-STATE-301",
+    "A saved optimizer state has those of the parameters that are not frozen, and loads into another model with the "
+    "same ones.",
+    source=f"{SOURCE}, optim_state_dict_to_load",
+)
+@pytest.mark.world(2)
+def test_frozen_from_the_start(world: World) -> None:
+    """Freeze each choice of two parameters, or a module with both, of one FSDP module with four."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        ways = itertools.product(STRATEGIES, (("0.a",), ("0.a", "0.b"), ("0.b", "1.b")))
+        for (strategy, frozen), kind in zip(ways, itertools.cycle((FULL, SHARDED)), strict=False):
+
+            def module(frozen: tuple[str, ...] = frozen) -> nn.Module:
+                model = nn.Sequential(Two(2, 2), Two())
+                for name in frozen:
+                    model.get_parameter(name).requires_grad_(False)
+                return model
+
+            def made(module: Any = module, strategy: Any = strategy) -> Any:
+                options = {"use_orig_params": True, "device_mesh": rank.mesh(2)}
+                return wrapped(rank, module(), sharding_strategy=strategy, **options)
+
+            check_optimizer(rank, made, module, (kind,), f"{strategy}, {frozen}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-302",
+    "With a hybrid strategy, a saved optimizer state has one device's values, and is gathered over the ranks of one "
+    "replica alone.",
+    source=f"{SOURCE}; torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD",
+)
+@pytest.mark.needs(features=["hybrid"])
+@pytest.mark.world(4)
+def test_hybrid_optimizers(world: World) -> None:
+    """Shard over two of four ranks, with original parameters and without, and save full and sharded states."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        for strategy, original in itertools.product(HYBRIDS, (True, False)):
+            options = {"sharding_strategy": strategy, "use_orig_params": original, "device_mesh": rank.mesh(2, 2)}
+
+            def made(options: dict[str, Any] = options) -> Any:
+                return wrapped(rank, nn.Sequential(Two(2, 2), Two()), **options)
+
+            def module() -> nn.Module:
+                return nn.Sequential(Two(2, 2), Two())
+
+            check_optimizer(rank, made, module, (FULL, SHARDED), f"{strategy}, {original=}")
 
     world.run(body)
 

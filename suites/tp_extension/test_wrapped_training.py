@@ -158,6 +158,64 @@ def test_frozen(world: World) -> None:
     world.run(body)
 
 
+class Apart(nn.Module):
+    """A frozen weight of four elements, times the first of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, used: torch.Tensor, *, other: Any) -> torch.Tensor:
+        """Return four times the first input."""
+        return self.weight.sum() * used
+
+
+class Using(nn.Module):
+    """A weight, and a frozen module that it calls with its two inputs in one order or another."""
+
+    def __init__(self, part: nn.Module, calls: str) -> None:
+        super().__init__()
+        self.part, self.calls, self.weight = part, calls, nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Call the module once for each letter, which is the name of the input that it uses."""
+        parts = [self.part(*((x,) if used == "x" else (y,)), other={"z": [y, x]}) for used in self.calls]
+        return self.weight.sum() * torch.stack(parts).sum(0) * y
+
+
+@requirement(
+    "TP-FROZEN-301",
+    "A backward through a frozen FSDP module gives its inputs their gradients and shards it again, whichever of them "
+    "it uses, once or several times.",
+    source=f"{SOURCE}; torch/distributed/fsdp/_runtime_utils.py: 'parameters that do not require gradient'",
+)
+@pytest.mark.world(2)
+def test_inputs_of_frozen(world: World) -> None:
+    """It uses an input with a gradient, one without, or both in turn; the inputs are in a container as well."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original, calls in itertools.product(STRATEGIES, (True, False), ("x", "y", "xx", "xy", "yyx")):
+            what = f"{strategy}, {original=}, {calls}"
+            options = {"sharding_strategy": strategy, "use_orig_params": original}
+            alone = Using(Apart(), calls)
+            model = wrapped(rank, Using(wrapped(rank, Apart(), **options), calls), **options)
+            sizes = [p.numel() for p in model.parameters()]
+            for step in range(2):
+                right, found = (torch.full((1,), 2.0 + step).to(d).requires_grad_() for d in ("cpu", rank.device))
+                alone(torch.ones(1) + rank.index, right).sum().backward()
+                model(inputs(rank), found).sum().backward()
+                assert found.grad is not None, what
+                assert right.grad is not None, what
+                assert found.grad.tolist() == right.grad.tolist(), what
+                y, number = 2.0 + step, len(calls)
+                # inputs x of 1 and 2 have the average 1.5
+                assert own(model) == {4 * y * (1.5 * calls.count("x") + y * (number - calls.count("x")))}, what
+                assert [p.numel() for p in model.parameters()] == sizes, f"{what}: it stays unsharded"
+                model.zero_grad()
+
+    world.run(body)
+
+
 class Named(NamedTuple):
     """Two tensors with names."""
 
@@ -212,6 +270,7 @@ def test_kinds(world: World) -> None:
             module.a = wrapped(rank, module.a, sharding_strategy=strategy, use_orig_params=original)
             model = wrapped(rank, module, sharding_strategy=strategy, use_orig_params=original)
             put, get = kinds[kind]
+            sizes = [p.numel() for p in model.parameters()]
             for by_name, used in itertools.product((False, True), uses):
                 what = f"{kind}, {strategy}, {original=}, {by_name=}, {used}"
                 given = put(inputs(rank), inputs(rank) * 2)
@@ -221,6 +280,7 @@ def test_kinds(world: World) -> None:
                 (one + two if used == "both" else one if used == "one" else two).sum().backward()
                 right = ({4.5} if used != "two" else set()) | ({15.0} if used != "one" else set())
                 assert own(model) == right, f"{what}: {own(model)}"
+                assert [p.numel() for p in model.parameters()] == sizes, f"{what}: it stays unsharded"
                 model.zero_grad()
             assert set(module.seen) == {type(given)}, kind
 
