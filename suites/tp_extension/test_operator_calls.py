@@ -227,6 +227,58 @@ def test_views(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+SQUEEZED: dict[str, Callable[[Any], Any]] = {
+    "all": lambda x: x.squeeze(),
+    "first": lambda x: x.squeeze(0),
+    "second": lambda x: x.squeeze(1),
+    "last": lambda x: x.squeeze(-1),
+    "first and last": lambda x: x.squeeze((0, -1)),
+    "all in place": lambda x: x.squeeze_(),
+    "first in place": lambda x: x.squeeze_(0),
+    "last in place": lambda x: x.squeeze_(-1),
+    "first and last in place": lambda x: x.squeeze_((0, -1)),
+}
+"""Ways to remove dimensions of one element."""
+
+
+@requirement(
+    "TP-VIEW-274",
+    "squeeze of a DTensor removes dimensions of one element of the whole, and none that has one element on each rank.",
+    source="torch.Tensor: squeeze, squeeze_; torch.distributed.tensor.DTensor; pytorch/pytorch#166124",
+)
+@pytest.mark.world(2)
+def test_squeezed(world: World) -> None:
+    """Shard dimensions of one, two or four elements; what is refused in place leaves the DTensor as it was."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape, (name, squeeze) in itertools.product(
+            ((2, 4, 1), (1, 2, 2), (1, 4), (2, 1), (2, 2), (1, 1, 2)), SQUEEZED.items()
+        ):
+            whole = floats(*shape).to(rank.device)
+            expected = squeeze(whole.clone())
+            for placement in choices(whole):
+                case = f"{name} of {shape}, {placement}"
+                x = distributed(whole.clone(), placement, rank, mesh)
+                before = x.to_local().clone()
+                try:
+                    found = squeeze(x)
+                except RuntimeError:
+                    sole = placement.is_shard() and shape[placement.dim] == 1  # type: ignore[attr-defined]
+                    if not ("in place" in name and sole):
+                        wrong.append(f"{case}: refused")
+                    if not (x.shape == whole.shape and torch.equal(before, x.to_local())):
+                        wrong.append(f"{case}: changed, though refused")
+                    continue
+                if not right(expected, found) or ("in place" in name and found is not x):
+                    wrong.append(f"{case}: {tuple(found.shape)}, {found.placements}")
+                if placement.is_shard() and shape[placement.dim] > 1 and not found.placements[0].is_shard():  # type: ignore[attr-defined]
+                    wrong.append(f"{case}: no longer sharded")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
     "max": (lambda x, a: x.max(a).values, (0, 1, -1)),
@@ -291,6 +343,14 @@ AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "index_select": (lambda x, a: x.index_select(a, (x[:3, 0] > 0).long()), (0, 1)),
     "scatter": (lambda x, a: x.scatter(a[0], (x > 0).long(), a[1]), ((0, 1.0), (1, 1.0), (0, 2.0))),
     "embedding": (lambda x, a: functional.embedding((x[0] > 0).long(), x, padding_idx=a), (None, 0, 1)),
+    "number added to a sum": (lambda x, a: x.sum(0) + a, (1, 2, 3)),
+    "number subtracted from a sum": (lambda x, a: x.sum(1) - a, (1, 2, 3)),
+    "number less a sum": (lambda x, a: a - x.sum(0), (1, 2)),
+    "number by a sum": (lambda x, a: a / (x.sum() + 0.5), (1, 2)),
+    "power of a sum": (lambda x, a: x.sum(0) ** a, (2, 3)),
+    "sum to a limit": (lambda x, a: x.sum(1).clamp(*a), ((-1, 1), (-2, 1), (None, 3))),
+    "sum above a number": (lambda x, a: x.sum(0) > a, (0, 2, -3)),
+    "maximum and a number": (lambda x, a: x.amax(0) * a, (2, -1, 3)),
 }
 """Functions of a matrix and of an argument that is no tensor, with its values."""
 COUNTS: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
@@ -401,6 +461,21 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "max_pool2d": (lambda a: functional.max_pool2d(a, 2), (floats(3, 2, 4, 4),), (APART,), True),
     "interpolate": (lambda a: functional.interpolate(a, scale_factor=2), (floats(3, 2, 4, 4),), (APART,), True),
     "conv2d": (functional.conv2d, (floats(3, 2, 4, 4), floats(2, 2, 3, 3)), ALL, True),
+    "group_norm": (
+        lambda a, w, b: functional.group_norm(a, 2, w, b),
+        (floats(4, 6, 3), floats(6), floats(6, start=1)),
+        (APART, Replicate(), Replicate()),
+        True,
+    ),
+    "group_norm without weights": (lambda a: functional.group_norm(a, 2), (floats(4, 6, 3),), (APART,), True),
+    "product with a transposed weight": (lambda a, w: a @ w.t(), (A, floats(4, 7)), ALL, True),
+    "product with a copy of a transposed weight": (lambda a, w: a @ w.t().contiguous(), (A, floats(4, 7)), ALL, True),
+    "product with a permuted weight": (
+        lambda a, w: torch.einsum("ij,kj->ik", a, w.permute(1, 0).contiguous()),
+        (A, MATRIX),
+        ALL,
+        True,
+    ),
     "fft2": (lambda a: torch.fft.fft2(a).abs(), (torch.complex(CUBE, CUBE + 1),), (APART,), True),
     "new_full": (lambda a: a.new_full((5, 7), 2.0), (A,), (APART,), True),
     "new_zeros": (lambda a: a.new_zeros((2, 3)), (A,), (APART,), True),
