@@ -172,7 +172,6 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
             **{f"but for {row}, {column}": _changed(row, column) for row, column in ((0, 0), (4, 0), (0, 6), (4, 6))},
             "of others": B,
             "and a number": A[0, 0],
-            "and a row": A[0],
             "and a part": A[:4],
         }.items()
         for name, equal in {"equal": torch.equal, "equal method": torch.Tensor.equal}.items()
