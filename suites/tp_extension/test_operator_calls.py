@@ -452,9 +452,9 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
         lambda a, w, b: functional.group_norm(a, 2, w, b),
         (floats(4, 6, 3), floats(6), floats(6, start=1)),
         (APART, Replicate(), Replicate()),
-        True,
+        False,  # PyTorch 2.13 gives the backward of a shard the size of the whole
     ),
-    "group_norm without weights": (lambda a: functional.group_norm(a, 2), (floats(4, 6, 3),), (APART,), True),
+    "group_norm without weights": (lambda a: functional.group_norm(a, 2), (floats(4, 6, 3),), (APART,), False),
     "product with a transposed weight": (lambda a, w: a @ w.t(), (A, floats(4, 7)), ALL, True),
     "product with a copy of a transposed weight": (lambda a, w: a @ w.t().contiguous(), (A, floats(4, 7)), ALL, True),
     "product with a permuted weight": (
