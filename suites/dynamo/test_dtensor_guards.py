@@ -248,8 +248,8 @@ def mixed(d: Any, e: Any, w: torch.Tensor) -> list[Any]:
 
 @requirement(
     "DYN-DT-286",
-    "Compiled code with DTensors, conversions to and from local tensors, or collectives is saved in the cache and used "
-    "again after torch.compiler.reset().",
+    "Compiled code that makes DTensors and local tensors of each other, or calls collectives, is found in the cache "
+    "after torch.compiler.reset().",
     source="AOTAutogradCache; torch.compiler.reset; torch.distributed.tensor.DTensor: to_local, from_local, "
     "redistribute, full_tensor; pytorch/pytorch#167349",
 )

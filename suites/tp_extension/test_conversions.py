@@ -94,8 +94,8 @@ def test_collectives(world: World) -> None:
 
 @requirement(
     "TP-MOVE-284",
-    "redistribute to a dimension that is counted from the end takes the collectives of the same dimension counted from "
-    "the start, which are none if the tensor is sharded on it.",
+    "redistribute to a dimension counted from the end takes the collectives of the same dimension counted from the "
+    "start, and none if the tensor is sharded on it.",
     source=f"{SOURCE}.redistribute: placements; torch.distributed.tensor.Shard; pytorch/pytorch#111750",
 )
 @requirement(
