@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo import compiled_autograd, trace_rules
 from torch._dynamo import distributed as compile_groups
 from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
 from torch.autograd import Variable
 from torch.distributed._composable.checkpoint_activation import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
@@ -43,6 +44,7 @@ __all__ = [
     "apply",
     "at_end_of_backward",
     "budget",
+    "cache_counts",
     "cached_as",
     "checkpointed",
     "checkpointed_in_place",
@@ -134,6 +136,11 @@ def cached_as(tag: str) -> AbstractContextManager[Any]:
     """Return a context in which compiled code on disk is found only if it was saved under the same tag."""
     context: AbstractContextManager[Any] = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
     return context
+
+
+def cache_counts() -> dict[str, int]:
+    """Return how often graphs were a ``hit`` or ``miss`` in the cache on disk, ``saved`` there, or a ``bypass``."""
+    return {what: counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "miss", "saved", "bypass")}
 
 
 def compiled_messages(on: bool = True) -> AbstractContextManager[Any]:

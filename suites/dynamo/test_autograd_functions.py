@@ -93,6 +93,38 @@ class Told(Function):
         return gradient * w, gradient * x, None
 
 
+class Reduced(Function):
+    """Multiply, and sum the gradient that the backward is given over ranks in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dist.all_reduce(gradient)
+        return gradient * w, gradient * x
+
+
+class Changed(Function):
+    """Return two products, and change the gradients of both in place: a part of one, and one by the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Outputs:
+        ctx.save_for_backward(x, w)
+        return x * w, x * w * 2
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        first[:1].mul_(4)
+        dist.all_reduce(first, dist.ReduceOp.MAX)
+        second.add_(first)
+        return first * w, second * x
+
+
 class Dirty(Function):
     """Sum the first of two tensors over ranks in place."""
 
@@ -121,13 +153,25 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "needs_input_grad": lambda x, w: (Needed.apply(x, w, 3.0),),
     "mark_non_differentiable": lambda x, w: Told.apply(x, w, 3.0),
     "mark_dirty": _marked_dirty,
+    "gradient reduced in place": lambda x, w: (Reduced.apply(x, w),),
+    "gradients changed in place": lambda x, w: Changed.apply(x, w),
 }
+
+BACKENDS = dict.fromkeys(("saved", "setup_context", "needs_input_grad"), ("eager",))
+BACKENDS |= {name: ("aot_eager",) for name in CALLS if name.startswith("gradient")}
+"""The backends of those that are not tried with each."""
 
 
 @requirement(
     "DYN-AUTOFN-51",
     "A compiled autograd.Function with collectives has the outputs and the gradients of the uncompiled one.",
     source="torch.autograd.Function; torch.autograd.function.FunctionCtx: save_for_backward, mark_dirty",
+)
+@requirement(
+    "DYN-AUTOFN-325",
+    "The backward of a compiled autograd.Function may change the gradients that it is given in place, also by "
+    "collectives.",
+    source="torch.autograd.Function: backward; torch/_functorch/_aot_autograd: mutations; pytorch/pytorch#141111",
 )
 @requirement(
     "DYN-AUTOFN-52",
@@ -168,7 +212,7 @@ def test_contexts(world: World) -> None:
         for name, call in CALLS.items():
             if name == "mark_dirty" and runs_with("<2.13"):
                 continue  # before 2.13, it has no effect on compiled code
-            for backend in ("eager", "aot_eager") if name.startswith("mark_") else ("eager",):
+            for backend in BACKENDS.get(name, ("eager", "aot_eager")):
                 compiled, counter = dynamo.compiled(call, backend=backend)
                 cases = [(True, True)]
                 if backend == "eager" and name in ("needs_input_grad", "mark_non_differentiable"):

@@ -86,8 +86,15 @@ Hooks = tuple[Callable[[torch.Tensor], None], ...]
 
 EACH_STEP: Hooks = (_of_result, _that_returns_nothing, _in_order, _before_node, _after_node)
 """Hooks of the product of an input and a weight, which each step makes."""
-ONCE: Hooks = (_of_weight, _accumulated, _accumulated_in_order, _stepped)
-"""Hooks of a weight."""
+PLACES: tuple[tuple[Callable[[torch.Tensor], None], tuple[int, ...]], ...] = (
+    *((hook, (3,)) for hook in EACH_STEP),
+    (_of_weight, ()),
+    (_accumulated, (3,)),
+    (_accumulated, ()),
+    (_accumulated_in_order, ()),
+    (_stepped, (1, 1)),
+)
+"""Hooks with the shapes of their weights, by which vectors of three elements are multiplied."""
 
 
 @requirement(
@@ -103,28 +110,28 @@ ONCE: Hooks = (_of_weight, _accumulated, _accumulated_in_order, _stepped)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.world(2)
 def test_hooks(world: World, backend: str) -> None:
-    """Give each of nine products another hook, some of which sum over ranks; run two steps without clearing."""
+    """Hook ten products or weights of several shapes; some hooks sum over ranks. Run two steps without clearing."""
 
     def body(rank: Rank) -> None:
         def trained(compiles: bool) -> dict[str, torch.Tensor | None]:
             found: dict[str, torch.Tensor | None] = {}
             weights = [
-                dyadic(3, key=number, dtype=torch.float32).to(rank.device).requires_grad_()
-                for number in range(len(ONCE + EACH_STEP))
+                dyadic(*shape, key=number, dtype=torch.float32).to(rank.device).requires_grad_()
+                for number, (_, shape) in enumerate(PLACES)
             ]
-            for hook, weight in zip(ONCE, weights[len(EACH_STEP) :], strict=True):
+            for (hook, _), weight in zip(PLACES[len(EACH_STEP) :], weights[len(EACH_STEP) :], strict=True):
                 hook(weight)
             for step in range(2):
                 x = dyadic(3, key=(rank.index, step), dtype=torch.float32).to(rank.device).requires_grad_()
-                products = [x * weight for weight in weights]
+                products = [(x * weight).view(3) for weight in weights]
                 for hook, product in zip(EACH_STEP, products, strict=False):
                     hook(product)
                 loss = torch.stack(products).square().sum()
                 with dynamo.compiled_backward(backend) if compiles else nullcontext():
                     loss.backward()
                 found[f"input of step {step}"] = x.grad
-                for hook, weight in zip(EACH_STEP + ONCE, weights, strict=True):
-                    name = f"{hook.__name__.strip('_')}, step {step}"
+                for (hook, shape), weight in zip(PLACES, weights, strict=True):
+                    name = f"{hook.__name__.strip('_')} of {shape}, step {step}"
                     found[f"gradient: {name}"] = None if weight.grad is None else weight.grad + 0
                     found[f"weight: {name}"] = weight.detach() + 0
             return found

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
 ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
@@ -219,6 +220,66 @@ def test_other_meshes_after_reset(world: World) -> None:
                 assert result.device_mesh == mesh
                 right = sum(parts)[[members.index(rank.index)]]  # type: ignore[index]
                 assert_same(right, result.to_local() + 0, f"call {number}, sum of {members}")
+
+    world.run(body)
+
+
+def converted(d: Any, e: Any, w: torch.Tensor) -> list[Any]:
+    """Return a product with the local tensor of a DTensor."""
+    return [d.to_local(grad_placements=[ROWS]) @ w]
+
+
+def mixed(d: Any, e: Any, w: torch.Tensor) -> list[Any]:
+    """Return products of local tensors, of DTensors, and of the results of functional collectives.
+
+    They need no kernels, whose compilation takes seconds.
+    """
+    mesh = d.device_mesh
+    return [
+        d.to_local() @ w,
+        e @ DTensor.from_local(w, mesh, [WHOLE], run_check=False),
+        DTensor.from_local(w @ w, mesh, (ROWS,), run_check=False).redistribute(placements=[WHOLE]),
+        d.redistribute(placements=[WHOLE]) @ e,
+        e.full_tensor() @ w,
+        functional.all_gather_tensor(w, 0, dist.group.WORLD) @ w,
+        functional.reduce_scatter_tensor(w, "sum", 0, (mesh, 0)) @ w,
+    ]
+
+
+@requirement(
+    "DYN-DT-286",
+    "Compiled code that makes DTensors and local tensors of each other, or calls collectives, is found in the cache "
+    "after torch.compiler.reset().",
+    source="AOTAutogradCache; torch.compiler.reset; torch.distributed.tensor.DTensor: to_local, from_local, "
+    "redistribute, full_tensor; pytorch/pytorch#167349",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, code with meshes is not saved")
+@pytest.mark.world(2, timeout=120)
+def test_saved_in_caches(world: World) -> None:
+    """Compile two functions twice, one of them with its backward; begin with an empty cache for each rank."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        with dynamo.cached_as(f"{tag} of rank {rank.index}"):
+            for function, trained in ((mixed, False), (converted, True)):
+                d, e = (made(rank, mesh, placement).requires_grad_(trained) for placement in (ROWS, WHOLE))
+                w = numbers(2, 2).to(rank.device)
+                rights = function(d, e, w)
+                for call, wanted in enumerate(({"miss": 1, "saved": 1}, {"hit": 1})):
+                    before = dynamo.cache_counts()
+                    results = dynamo.compiled(function, backend="inductor")[0](d, e, w)
+                    if trained:
+                        parts = [y.to_local() if isinstance(y, DTensor) else y for y in results]
+                        torch.stack([y.sum() for y in parts]).sum().backward()
+                    after = dynamo.cache_counts()
+                    counts = {what: n - before[what] for what, n in after.items() if n > before[what]}
+                    assert counts == wanted, f"compilation {call}, {function.__name__}"
+                    for number, (one, other) in enumerate(zip(rights, results, strict=True)):
+                        right, result = (y.full_tensor() if isinstance(y, DTensor) else y + 0 for y in (one, other))
+                        what = f"compilation {call}, {function.__name__}, tensor {number}"
+                        assert_same(right.detach(), result.detach(), what)
 
     world.run(body)
 

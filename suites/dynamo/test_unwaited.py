@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.limit import runs_with
@@ -83,6 +83,37 @@ def test_given(world: World, backend: str, form: str) -> None:
                         right, result.to_local() if isinstance(result, DTensor) else result, f"{move}, call {call}"
                     )
                 assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-292",
+    "A functional gather along a dimension before which the gathered tensor has only dimensions of one element stays "
+    "pending until compiled or uncompiled code reads it.",
+    source="torch/distributed/_functional_collectives.py: all_gather_single; torch/_utils.py: view optimization; "
+    "pytorch/pytorch#172214",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, a gather along another dimension than the first waits")
+@pytest.mark.world(2, 3)
+def test_gathered_along_others(world: World) -> None:
+    """Gather along each dimension that allows it by each function; give the result to compiled code, or read it."""
+
+    def body(rank: Rank) -> None:
+        function, _ = dynamo.compiled(lambda x: x + 1, dynamic=False)
+        gathers = (functional.all_gather_tensor, functional.all_gather_tensor_autograd)
+        for shape, dim in ((1, 4), 1), ((1, 1, 3), 2), ((1, 3, 2), 1), ((3, 2), 0), ((1, 1), 1):
+            for gather in gathers:
+                what = f"{gather.__name__} of {shape} along {dim}"
+                parts = [dyadic(*shape, key=i, dtype=torch.float32) for i in range(rank.size)]
+                right = torch.cat(parts, dim)
+                for read in (function, lambda y: y + 1):
+                    result = gather(parts[rank.index].to(rank.device), dim, dist.group.WORLD)
+                    assert unwaited() == 1, what
+                    assert (result.shape, result.is_contiguous()) == (right.shape, True), what
+                    assert unwaited() == 1, what
+                    assert_same(right + 1, read(result), what)
+                    assert unwaited() == 0, what
 
     world.run(body)
 

@@ -93,6 +93,46 @@ def test_collectives(world: World) -> None:
 
 
 @requirement(
+    "TP-MOVE-284",
+    "redistribute to a dimension counted from the end takes the collectives of the same dimension counted from the "
+    "start, and none if the tensor is sharded on it.",
+    source=f"{SOURCE}.redistribute: placements; torch.distributed.tensor.Shard; pytorch/pytorch#111750",
+)
+@requirement(
+    "TP-MOVE-285",
+    "The gradient of a sharded or replicated tensor that is redistributed has the tensor's placements, in whatever "
+    "layout the result's gradient comes, also if redistribute changes nothing.",
+    source=f"{SOURCE}.redistribute; pytorch/pytorch#121653",
+)
+@pytest.mark.world(2)
+def test_to_any_spelling(world: World) -> None:
+    """Move tensors of two and three dimensions between any two layouts; gradients come in each layout in turn."""
+
+    def body(rank: Rank) -> None:
+        for shape in (4, 6), (2, 4, 6):
+            whole, dims = (numbers(*shape) * 2).to(rank.device), len(shape)
+            layouts: list[Placement] = [Replicate(), *map(Shard, range(dims))]
+            spelled = [(layout, layout) for layout in layouts]
+            spelled += [(Shard(i), Shard(i - dims)) for i in range(dims)]
+            for source, (target, name) in itertools.product((*layouts, Partial()), spelled):
+                given = laid_out(whole, rank, source).requires_grad_()
+                with CommDebugMode() as mode:
+                    moved = given.redistribute(placements=[name])
+                assert issued(mode) in needed(source, target), f"{shape}, {source} to {name}"
+                assert moved.placements == (target,), f"{shape}, {source} to {name}"
+                assert_same(part(whole, rank, target), moved.to_local().detach(), f"{shape}, {source} to {name}")
+                for arriving in (*layouts, Partial()) if source in (target, Partial()) else (Partial(), target):
+                    what = f"{shape}, {source} to {name}, whose gradient is {arriving}"
+                    given.grad = None
+                    given.redistribute(placements=[name]).backward(laid_out(whole, rank, arriving))
+                    found: Any = given.grad
+                    assert source == Partial() or found.placements == (source,), what
+                    assert_same(whole, found.full_tensor() + 0, what)
+
+    world.run(body)
+
+
+@requirement(
     "TP-MOVE-03",
     "redistribute with forward_dtype communicates in that dtype and returns it, while the input keeps its own.",
     source=f"{SOURCE}.redistribute: forward_dtype",

@@ -208,6 +208,11 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
             lambda a, m, v: functional.batch_norm(a.detach(), m.detach(), v.detach()),
             (IMAGES, floats(4), floats(4).abs() + 1),
         ),
+        "group_norm without weights": (lambda a: functional.group_norm(a.detach(), 2), (IMAGES,)),
+        "group_norm with a weight": (
+            lambda a, w: functional.group_norm(a.detach(), 2, w.detach()),
+            (IMAGES, IMAGES[0, :, 0, 0]),
+        ),
         "max_pool2d": (lambda a: functional.max_pool2d(a, 2), (IMAGES,)),
         "adaptive_avg_pool2d": (lambda a: functional.adaptive_avg_pool2d(a, 2), (IMAGES,)),
         "adaptive_avg_pool2d to one": (lambda a: functional.adaptive_avg_pool2d(a, 1), (IMAGES,)),

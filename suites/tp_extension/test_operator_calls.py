@@ -304,6 +304,53 @@ def test_as_strided(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+SQUEEZED: tuple[tuple[int, ...] | None, ...] = (None, (0,), (1,), (-1,), (0, -1))
+"""Dimensions that squeeze is given, or none."""
+
+
+@requirement(
+    "TP-VIEW-274",
+    "squeeze of a DTensor removes dimensions of one element of the whole, and none that has one element on each rank.",
+    source="torch.Tensor.squeeze; torch.distributed.tensor.DTensor; pytorch/pytorch#166124",
+)
+@requirement(
+    "TP-VIEW-275",
+    "squeeze or squeeze_ that would remove the sharded dimension is right, or is refused and changes nothing.",
+    source="torch.Tensor: squeeze, squeeze_; torch.distributed.tensor.DTensor; pytorch/pytorch#174136",
+)
+@pytest.mark.world(2)
+def test_squeezed(world: World) -> None:
+    """Shard dimensions of one, two or four elements. In place, remove only what is sharded, or nothing."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        shapes = ((2, 4, 1), (1, 2, 2), (1, 4), (2, 1), (2, 2), (1, 1, 2))
+        for shape, dims, in_place in itertools.product(shapes, SQUEEZED, (False, True)):
+            whole = floats(*shape).to(rank.device)
+            given = () if dims is None else dims if len(dims) == 1 else (dims,)
+            removed = {i for i, n in enumerate(shape) if n == 1 and (dims is None or {i, i - len(shape)} & {*dims})}
+            for placement in choices(whole):
+                case = f"{dims} of {shape}, {placement}, {in_place=}"
+                sole = isinstance(placement, Shard) and placement.dim in removed
+                if in_place and removed and not sole:
+                    continue
+                x = distributed(whole.clone(), placement, rank, mesh)
+                before = x.to_local().clone()
+                try:
+                    found = x.squeeze_(*given) if in_place else x.squeeze(*given)
+                except RuntimeError:
+                    if not sole or x.shape != whole.shape or not torch.equal(before, x.to_local()):
+                        wrong.append(f"{case}: refused, or changed")
+                    continue
+                if not right(whole.squeeze(*given), found):
+                    wrong.append(f"{case}: {tuple(found.shape)}, {found.placements}")
+                if placement.is_shard() and not sole and not found.placements[0].is_shard():
+                    wrong.append(f"{case}: no longer sharded")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
     "max": (lambda x, a: x.max(a).values, (0, 1, -1)),
@@ -478,6 +525,21 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "max_pool2d": (lambda a: functional.max_pool2d(a, 2), (floats(3, 2, 4, 4),), (APART,), True),
     "interpolate": (lambda a: functional.interpolate(a, scale_factor=2), (floats(3, 2, 4, 4),), (APART,), True),
     "conv2d": (functional.conv2d, (floats(3, 2, 4, 4), floats(2, 2, 3, 3)), ALL, True),
+    "group_norm": (
+        lambda a, w, b: functional.group_norm(a, 2, w, b),
+        (floats(4, 6, 3), floats(6), floats(6, start=1)),
+        (APART, Replicate(), Replicate()),
+        False,  # PyTorch 2.13 gives the backward of a shard the size of the whole
+    ),
+    "group_norm without weights": (lambda a: functional.group_norm(a, 2), (floats(4, 6, 3),), (APART,), False),
+    "product with a transposed weight": (lambda a, w: a @ w.t(), (A, floats(4, 7)), ALL, True),
+    "product with a copy of a transposed weight": (lambda a, w: a @ w.t().contiguous(), (A, floats(4, 7)), ALL, True),
+    "product with a permuted weight": (
+        lambda a, w: torch.einsum("ij,kj->ik", a, w.permute(1, 0).contiguous()),
+        (A, MATRIX),
+        ALL,
+        True,
+    ),
     "fft2": (lambda a: torch.fft.fft2(a).abs(), (torch.complex(CUBE, CUBE + 1),), (APART,), True),
     "new_full": (lambda a: a.new_full((5, 7), 2.0), (A,), (APART,), True),
     "new_zeros": (lambda a: a.new_zeros((2, 3)), (A,), (APART,), True),

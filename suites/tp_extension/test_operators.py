@@ -171,6 +171,8 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
             "of copies": A.clone(),
             **{f"but for {row}, {column}": _changed(row, column) for row, column in ((0, 0), (4, 0), (0, 6), (4, 6))},
             "of others": B,
+            "and a number": A[0, 0],
+            "and a part": A[:4],
         }.items()
         for name, equal in {"equal": torch.equal, "equal method": torch.Tensor.equal}.items()
     },
