@@ -15,6 +15,7 @@ from fixtures.operators import Operands, Operator, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
+from harness.stacks.limit import runs_with
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -82,6 +83,8 @@ def test_kept(world: World) -> None:
             if not right(operator(*(x.to(rank.device) for x in given)), found):
                 wrong.append(name)
         for op, reduced in REDUCED.items():
+            if op == "product" and runs_with(">=2.14"):
+                continue  # which it does not keep pending
             parts = torch.stack([A, B]).to(rank.device)
             pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
             same: dict[str, Operator] = {"t": torch.t}

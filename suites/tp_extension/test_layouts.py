@@ -27,6 +27,7 @@ from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import messages
+from harness.stacks.limit import runs_with
 from harness.stacks.pretended import FakeTensorMode, pretended
 from harness.stacks.tp_extension import StridedShard, compute_local_shape_and_global_offset
 
@@ -239,7 +240,8 @@ def test_given_memory(world: World) -> None:
 
     def body(rank: Rank) -> None:
         flat, deep = rank.mesh(), rank.mesh(1, 2, names=("dp", "tp"))
-        kinds: list[Placement] = [WHOLE, ROWS, COLUMNS, *map(Partial, REDUCED)]
+        kept = [op for op in REDUCED if op != "product" or runs_with("<2.14")]  # which keeps no product pending
+        kinds: list[Placement] = [WHOLE, ROWS, COLUMNS, *map(Partial, kept)]
         pairs = [(Partial(), Partial()), (SUM, ROWS), (ROWS, Partial("max")), (Partial("avg"), WHOLE)]
         layouts: list[Any] = [*((flat, (kind,)) for kind in kinds), *((deep, pair) for pair in pairs)]
         for mesh, placements in layouts:

@@ -15,6 +15,7 @@ from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
+from harness.stacks.limit import runs_with
 from harness.stacks.tp_extension import StridedShard, foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
@@ -299,6 +300,8 @@ def test_two_meshes(world: World) -> None:
             calls = {name: (operator, own[0], own[1]) for name, operator in single.items()}
             calls |= {f"{name} of lists": (f, [own[0], own[0]], own) for name, f in LISTS.items()}
             for name, (function, a, b) in calls.items():
+                if name == "cat" and runs_with(">=2.14"):
+                    continue  # which joins replicas of two meshes, and moves other tensors first
                 with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
                     function(a, b)
                 changed = name == "add_ of lists"  # may have changed the first position

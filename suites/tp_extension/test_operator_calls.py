@@ -325,7 +325,8 @@ def test_squeezed(world: World) -> None:
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
         shapes = ((2, 4, 1), (1, 2, 2), (1, 4), (2, 1), (2, 2), (1, 1, 2))
-        for shape, dims, in_place in itertools.product(shapes, SQUEEZED, (False, True)):
+        ways = (False, True) if runs_with(">=2.13") else (False,)  # before, squeeze_ leaves other placements
+        for shape, dims, in_place in itertools.product(shapes, SQUEEZED, ways):
             whole = floats(*shape).to(rank.device)
             given = () if dims is None else dims if len(dims) == 1 else (dims,)
             removed = {i for i, n in enumerate(shape) if n == 1 and (dims is None or {i, i - len(shape)} & {*dims})}
