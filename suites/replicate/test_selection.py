@@ -26,6 +26,19 @@ def backward(rank: Rank, model: nn.Module) -> dict[str, list[float]]:
     return {name: gradient.flatten().tolist() for name, gradient in replicate.gradients(model).items()}
 
 
+class LayerOrNone(nn.Module):
+    """A layer that a forward uses, or no parameter at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layer()
+
+    def forward(self, x: torch.Tensor, with_layer: bool) -> torch.Tensor:
+        """Return the layer's output, or twice the input."""
+        result: torch.Tensor = self.inner(x) if with_layer else x * 2
+        return result
+
+
 @requirement(
     "REPL-IGN-01",
     "Parameters of ignored modules, including nested ones, keep the gradients of their rank, while all others are "
@@ -149,17 +162,8 @@ def test_ignored_are_not_sent(world: World) -> None:
 def test_no_parameter_at_last(world: World, how: str) -> None:
     """Run an unsynchronized backward, then a synchronized one of an output that only depends on the input."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layer()
-
-        def forward(self, x: torch.Tensor, with_layer: bool) -> torch.Tensor:
-            result: torch.Tensor = self.inner(x) if with_layer else x * 2
-            return result
-
     def body(rank: Rank) -> list[list[float]]:
-        module = Model().to(rank.device)
+        module = LayerOrNone().to(rank.device)
         options = {"find_unused_parameters": True}
         model: Any = (
             replicate.apply(module, rank, **options)
@@ -275,20 +279,11 @@ def test_left_out_by_one_rank(world: World) -> None:
 def test_no_parameter_on_one_rank(world: World, idle: str) -> None:
     """The backward of rank 1 comes to the only layer, or to no parameter at all; rank 0 always uses the layer."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = layer()
-
-        def forward(self, x: torch.Tensor, with_layer: bool) -> torch.Tensor:
-            result: torch.Tensor = self.inner(x) if with_layer else x * 2
-            return result
-
     uses = idle == "no rank"
 
     def body(rank: Rank) -> list[float] | None:
         group = dist.new_group(timeout=timedelta(seconds=20))
-        module = Model().to(rank.device)
+        module = LayerOrNone().to(rank.device)
         model = DistributedDataParallel(module, process_group=group, find_unused_parameters=True)
         x = torch.full((1, 2), 2.0 + 2.0 * rank.index, device=rank.device, requires_grad=True)
         model(x, rank.index == 0 or uses).sum().backward()
