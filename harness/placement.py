@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.devices import Inventory
 
@@ -27,6 +27,8 @@ class Need:
     """Over how many hosts the ranks are spread, in blocks of nearly the same size."""
     whole: bool = False
     """Whether it takes all devices, so that nothing else runs on them."""
+    shares: int = 1
+    """Into how many shares an accelerator is divided, of which it takes one on each of its devices."""
 
     def count(self, inventory: Inventory) -> int:
         """Return how many devices it takes."""
@@ -99,5 +101,5 @@ def would_fit(need: Need, counts: Sequence[int]) -> bool:
 
 def spread(need: Need, inventory: Inventory, hosts: Sequence[int]) -> Need:
     """Return a need over the first of some numbers of hosts on which it fits, or over the first if there is none."""
-    needs = [Need(need.ranks, need.ranks_per_device, count, need.whole) for count in hosts]
+    needs = [replace(need, hosts=count) for count in hosts]
     return next((each for each in needs if each.fits(inventory)), needs[0])

@@ -154,5 +154,6 @@ def plan(there: Inventory, usable: int) -> Finding:
     else:
         workers = f"{count} pytest worker{'s' if count > 1 else ''}"
         found = f"runs {workers} on {there.kind}, worlds of up to {count} ranks; nobody has measured for how long"
-    more = "--ranks-per-device 4 for larger worlds" if not there.on_host and count < 4 else ""
+    more = "" if there.on_host else "--worlds-per-device 4 for more of them at once"
+    more = f"--ranks-per-device 4 for larger worlds, {more}" if more and count < 4 else more
     return Finding("pytest suites/ -n gpus", found, more)

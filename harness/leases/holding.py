@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from harness.devices import DeviceError, Inventory
@@ -38,18 +39,30 @@ class Wait:
 
 
 @dataclass
-class _Taken:
-    """Devices that are locked: for each index in the inventory, the lock in each place."""
+class _Lock:
+    """The locks of a device, or of one of its shares, in every folder."""
 
-    locks: dict[int, list[int]] = field(default_factory=dict)
+    signed: list[int] = field(default_factory=list)
+    """Descriptors of the locks that only this process has, in which it says who it is."""
+    shared: list[int] = field(default_factory=list)
+    """Those of locks on the device itself, which the leases of its other shares have, too."""
+
+    def release(self) -> None:
+        for fd in self.signed:
+            records.unsign(fd)
+        for fd in (*self.signed, *self.shared):
+            unlock(fd)
+
+
+@dataclass
+class _Taken:
+    """Devices that are locked, by index in the inventory."""
+
+    locks: dict[int, _Lock] = field(default_factory=dict)
 
     def give_back(self, only: Sequence[int] | None = None) -> None:
         for i in list(self.locks if only is None else only):
-            fds = self.locks.pop(i)
-            for fd in fds:
-                records.unsign(fd)
-            for fd in fds:
-                unlock(fd)
+            self.locks.pop(i).release()
 
 
 @dataclass(frozen=True)
@@ -58,8 +71,12 @@ class _Order:
 
     indices: Sequence[int]
     """All devices, those to take first in front."""
+    prefer: Collection[int]
+    """Those to take if they are free."""
     choose: Callable[[Sequence[int]], Sequence[int] | None]
     """Chooses among those that are free; None if others must become free."""
+    shares: int
+    """Into how many shares devices are divided, of which it takes one each."""
 
 
 class Leases:
@@ -89,6 +106,7 @@ class Leases:
         what: str = "",
         prefer: Collection[str] = (),
         choose: Callable[[Sequence[int]], Sequence[int] | None] | None = None,
+        shares: int = 1,
         waiting: Callable[[Wait], None] = lambda wait: None,
         returns: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[str, ...]]:
@@ -99,6 +117,8 @@ class Leases:
         prefer: names of devices to take if they are free; which lease comes first does not depend on it.
         choose: called with the indices of free devices, those to take first in front; returns the ``count`` of them to
         take, or None if others must become free. By default the first ones.
+        shares: into how many shares devices are divided: the lease has one of each of its devices. With 1, it has them
+        for itself.
         waiting: called when a wait begins, and several times a second while it goes on.
         returns: called at the end; returns whether this process will want as many again at once.
         Errors: :class:`DeviceError` if there are not as many, the time is over, or locks can't be kept.
@@ -114,10 +134,11 @@ class Leases:
             number=time.time_ns(),
         )
         devices = self.inventory.devices
-        order = sorted(range(len(devices)), key=lambda i: devices[i] not in prefer)
+        preferred = [i for i in range(len(devices)) if devices[i] in prefer]
+        order = sorted(range(len(devices)), key=lambda i: i not in preferred)
         choosing = choose or (lambda free: free[:count] if len(free) >= count else None)
         until = None if timeout is None else time.monotonic() + timeout
-        taken = self._take(me, _Order(order, choosing), until, waiting)
+        taken = self._take(me, _Order(order, preferred, choosing, shares), until, waiting)
         try:
             yield tuple(devices[i] for i in sorted(taken.locks))
         finally:
@@ -163,25 +184,23 @@ class Leases:
             if not alone:
                 return None
             others = [w for w in records.waiters(folders[0], other_than=ticket) if _compete(w, me)]
-            taken, held = _Taken(), Counter[str]()
+            held = Counter(self._sessions_that_hold(folders)) if others else Counter()
+            taken = _Taken()
             try:
-                for i in order.indices:
-                    key = self.inventory.keys[i]
+                for i in self._in_turn(folders[0], order):
                     if not others and order.choose(list(taken.locks)) is not None:
                         break
-                    fds = self._lock(folders, key)
-                    if fds:
-                        taken.locks[i] = fds
-                    elif others:
-                        held[self._session_that_holds(folders, key)] += 1
+                    locks = self._lock(folders, self.inventory.keys[i], order.shares)
+                    if locks is not None:
+                        taken.locks[i] = locks
                 chosen = order.choose(list(taken.locks))
                 if chosen is None or not may_take(me.place, [w.place for w in others], held, len(taken.locks)):
                     taken.give_back()
                     return None
                 taken.give_back([i for i in taken.locks if i not in chosen])
                 holder = records.starting_now(me.holder)
-                for fds in taken.locks.values():
-                    for fd in fds:
+                for locks in taken.locks.values():
+                    for fd in locks.signed:
                         records.sign(fd, holder)
             except BaseException:
                 taken.give_back()
@@ -208,44 +227,50 @@ class Leases:
             if fd is not None:
                 unlock(fd)
 
-    def _lock(self, folders: Sequence[Path], key: str) -> list[int]:
-        """Lock a device in every place; returns the locks, [] if somebody has it.
+    def _in_turn(self, folder: Path, order: _Order) -> Sequence[int]:
+        """Return the devices in the order in which to try them: of those that are shared, the emptiest first."""
+        if order.shares == 1 or len(order.indices) == 1:
+            return order.indices
+        return sorted(order.indices, key=lambda i: (i not in order.prefer, self._sharers(folder, i)))
 
-        Errors: :class:`DeviceError` if it can't be locked in any place.
+    def _sharers(self, folder: Path, index: int) -> int:
+        return len(records.sharers(folder, self.inventory.keys[index]))
+
+    def _lock(self, folders: Sequence[Path], key: str, shares: int) -> _Lock | None:
+        """Lock a device, or one of its shares, in every folder; returns None if somebody has it, or all of them.
+
+        Errors: :class:`DeviceError` if it can't be locked in any folder.
         """
-        fds: list[int] = []
+        taken = _Lock()
         try:
             for folder in folders:
-                path = records.lock_file(folder, key)
                 try:
-                    fd = lock(path)
+                    there = _locked_in(folder, key, shares)
                 except OSError as e:
-                    self._broken[folder] = f"{path}: {e.strerror}"
+                    self._broken[folder] = f"{records.lock_file(folder, key)}: {e.strerror}"
                     continue
-                if fd is None:
-                    for locked in fds:
-                        unlock(locked)
-                    return []
-                fds.append(fd)
+                if there is None:
+                    taken.release()
+                    return None
+                taken.signed += there.signed
+                taken.shared += there.shared
         except BaseException:
-            for locked in fds:
-                unlock(locked)
+            taken.release()
             raise
-        if not fds:
+        if not taken.signed:
             raise DeviceError(f"leases on devices can't be kept: {'; '.join(self._broken.values())}")
-        return fds
+        return taken
 
     @property
     def broken(self) -> tuple[str, ...]:
         """Files that could not be locked, in places that can be used otherwise; a sentence each."""
         return tuple(self._broken.values())
 
-    def _session_that_holds(self, folders: Sequence[Path], key: str) -> str:
-        for folder in folders:
-            holder = records.signed(folder, key)
-            if holder is not None:
-                return holder.session
-        return ""
+    def _sessions_that_hold(self, folders: Sequence[Path]) -> Iterator[str]:
+        """Yield the session of each holder of a device; "" if no folder says who it is."""
+        for key in self.inventory.keys:
+            for who in zip_longest(*(records.holders(folder, [key]) for folder in folders)):
+                yield next((holder.session for holder in who if holder is not None), "")
 
     def _claim(self, me: Waiter) -> None:
         """Ask others that wait to leave what is given back now to this process's next test."""
@@ -283,6 +308,28 @@ class _InQueue:
             if self._fd is not None:
                 unlock(self._fd)
             self._path = self._fd = None
+
+
+def _locked_in(folder: Path, key: str, shares: int) -> _Lock | None:
+    """Lock a device in a folder, or the first of its shares that is free; returns None if there is none.
+
+    Errors: OSError.
+    """
+    device = lock(records.lock_file(folder, key), shared=shares > 1)
+    if device is None:
+        return None
+    if shares == 1:
+        return _Lock(signed=[device])
+    try:
+        for share in range(shares):
+            fd = lock(records.share_file(folder, key, share))
+            if fd is not None:
+                return _Lock(signed=[fd], shared=[device])
+    except BaseException:
+        unlock(device)
+        raise
+    unlock(device)
+    return None
 
 
 def _compete(waiter: Waiter, me: Waiter) -> bool:

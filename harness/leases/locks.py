@@ -14,15 +14,16 @@ _held: set[int] = set()
 """Descriptors of locks that this process holds."""
 
 
-def lock(path: Path) -> int | None:
+def lock(path: Path, *, shared: bool = False) -> int | None:
     """Lock a file, which is made if it is missing; returns its descriptor, or None if it is locked already.
 
+    ``shared``: others that lock it so may hold it, too.
     Errors: OSError if it can't be opened or locked; a symbolic link is not followed.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     fd = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.fstat(fd).st_nlink:  # else it was removed in between, and this lock would keep nobody out
             _held.add(fd)
             return fd
@@ -45,13 +46,13 @@ def unlock(fd: int) -> None:
 
 
 def held_by_others(path: Path) -> bool:
-    """Return whether a file is locked, by this process or any other."""
+    """Return whether a file is locked, by this process or any other, shared or not."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:

@@ -126,6 +126,11 @@ def lock_file(folder: Path, key: str) -> Path:
     return folder / f"{quote(key, safe='')}.lock"
 
 
+def share_file(folder: Path, key: str, share: int) -> Path:
+    """Return the path of the lock file of one of the shares of a device."""
+    return folder / f"{quote(key, safe='')}+{share}.lock"  # a quoted key has no plus sign
+
+
 def sign(fd: int, holder: Holder) -> None:
     """Write the holder into a lock file that it has locked.  Nothing is written if the disk is full."""
     data = msgspec.json.encode(holder)
@@ -144,15 +149,25 @@ def unsign(fd: int) -> None:
         pass  # the next holder overwrites it
 
 
-def signed(folder: Path, key: str) -> Holder | None:
+def signed(path: Path) -> Holder | None:
     """Return the holder that a lock file names; None if it names none that is alive.  Does not check the lock."""
-    holder = _read(lock_file(folder, key), Holder)
+    holder = _read(path, Holder)
     return None if holder is None or holder.process.gone else holder
 
 
 def holders(folder: Path, keys: Sequence[str]) -> list[Holder | None]:
-    """Return the holders of those devices that are held, in order; None for a holder that is unknown."""
-    return [signed(folder, key) for key in keys if held_by_others(lock_file(folder, key))]
+    """Return the holders of those devices that are held, in order; None for a holder that is unknown.
+
+    A device that is shared has a holder for each share.
+    """
+    held = [key for key in keys if held_by_others(lock_file(folder, key))]
+    return [holder for key in held for holder in sharers(folder, key) or [signed(lock_file(folder, key))]]
+
+
+def sharers(folder: Path, key: str) -> list[Holder | None]:
+    """Return who holds shares of a device; empty if somebody has it for itself, or nobody has it."""
+    paths = itertools.takewhile(Path.exists, (share_file(folder, key, share) for share in itertools.count()))
+    return [signed(path) for path in paths if held_by_others(path)]
 
 
 # the queue

@@ -81,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     perf.settle(config)
     perf.check(config)
     options.check(config)
+    numprocesses.for_shared_devices(config)
     brought.add_suites(config)
     run_profiles = profiles.Profiles(config)
     config.pluginmanager.register(run_profiles, "concord-profiles")

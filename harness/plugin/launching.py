@@ -81,7 +81,9 @@ class Launching:
             found = _tried(self._cluster, _wanted(config, profiles))
             self.agents, self._slots = found.described, found.slots
             self._accelerators, self._device_name = found.accelerators, found.device_name
-            numprocesses.across_hosts(config, len(self.inventory(None).devices))
+            there = self.inventory(None)
+            shares = 1 if there.on_host else numprocesses.worlds_per_device(config)
+            numprocesses.across_hosts(config, len(there.devices) * shares)
             profiles.elsewhere = self
 
     @pytest.hookimpl(optionalhook=True)

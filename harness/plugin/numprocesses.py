@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,6 +39,22 @@ def _original(text: str) -> Any:
     return int(text)
 
 
+def worlds_per_device(config: pytest.Config) -> int:
+    """Return how many worlds share an accelerator: ``--worlds-per-device``, or 1."""
+    return cast("int | None", config.getoption("worlds_per_device")) or 1
+
+
+def for_shared_devices(config: pytest.Config) -> None:
+    """With ``-n gpus`` and ``--worlds-per-device``, start a worker for each world that may run."""
+    shares = worlds_per_device(config)
+    if shares > 1 and asked_for_gpus and getattr(config.option, "numprocesses", None):
+        from harness.devices import inventory
+
+        there = inventory()
+        if not there.on_host:
+            _start(config, len(there.devices) * shares)
+
+
 def across_hosts(config: pytest.Config, slots: int) -> None:
     """With ``-n gpus``, start as many workers as worlds can run side by side on the hosts of agents.
 
@@ -46,12 +62,17 @@ def across_hosts(config: pytest.Config, slots: int) -> None:
     agent: one for worlds on a network of their own, and one for others.
     """
     from harness.cluster.agent import MOST_SESSIONS
-    from harness.devices import cores
 
     if asked_for_gpus and getattr(config.option, "numprocesses", None):
-        count = max(1, min(slots, _MOST_PER_CORE * cores(), MOST_SESSIONS // 2, config.option.maxprocesses or slots))
-        config.option.numprocesses = count
-        config.option.tx = ["popen"] * count
+        _start(config, min(slots, MOST_SESSIONS // 2))
+
+
+def _start(config: pytest.Config, wanted: int) -> None:
+    from harness.devices import cores
+
+    count = max(1, min(wanted, _MOST_PER_CORE * cores(), config.option.maxprocesses or wanted))
+    config.option.numprocesses = count
+    config.option.tx = ["popen"] * count
 
 
 def teach_xdist() -> None:

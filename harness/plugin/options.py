@@ -38,6 +38,13 @@ def add(parser: pytest.Parser) -> None:
         help="How many ranks share an accelerator. Default: the profile's number, or 1.",
     )
     group.addoption(
+        "--worlds-per-device",
+        type=int,
+        metavar="N",
+        help="How many worlds, of as many pytest processes, share an accelerator. With -n gpus, there are as many "
+        "workers for each. Worlds that need all devices for themselves still get them. Default: 1.",
+    )
+    group.addoption(
         "--rank-network",
         choices=NETWORKS,
         default=AUTO,
@@ -128,9 +135,10 @@ def check(config: pytest.Config) -> None:
     if rank is not None and (rank < 0 or config.getoption("numprocesses", None) or hasattr(config, "workerinput")):
         why = "a rank's number is 0 or more" if rank < 0 else "a worker of pytest-xdist has no terminal; add -n 0"
         raise pytest.UsageError(f"--rank-pdb {rank}: {why}")
-    per_device = config.getoption("ranks_per_device")
-    if per_device is not None and per_device < 1:
-        raise pytest.UsageError(f"--ranks-per-device {per_device}: at least 1")
+    for option in ("ranks_per_device", "worlds_per_device"):
+        per_device = config.getoption(option)
+        if per_device is not None and per_device < 1:
+            raise pytest.UsageError(f"--{option.replace('_', '-')} {per_device}: at least 1")
     for name in config.getoption("fault"):
         _check_fault(name)
     subject(config)

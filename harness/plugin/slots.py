@@ -98,6 +98,7 @@ class Slots:
                         what=item.nodeid,
                         prefer=prefer,
                         choose=functools.partial(need.take, inventory),
+                        shares=need.shares,
                         waiting=waiting,
                         returns=lambda: self._returns,
                     )

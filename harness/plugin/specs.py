@@ -11,7 +11,7 @@ import pytest
 from harness import entry_points
 from harness.entry_points import BACKENDS, DEVICES
 from harness.placement import Need, spread
-from harness.plugin import options, perf
+from harness.plugin import numprocesses, options, perf
 from harness.plugin.claims import needs_of, torch_has
 from harness.plugin.launching import Launching
 from harness.plugin.marks import MEASURED, WorldRequest
@@ -127,7 +127,8 @@ class Specs:
 
     def need(self, spec: WorldSpec) -> Need:
         """Return what a world needs of an inventory."""
-        return Need(spec.size, self.ranks_per_device(spec), spec.hosts, whole=spec.exclusive)
+        shares = numprocesses.worlds_per_device(self.config) if spec.device != "cpu" and not spec.exclusive else 1
+        return Need(spec.size, self.ranks_per_device(spec), spec.hosts, whole=spec.exclusive, shares=shares)
 
     def sized(self, asked: WorldRequest, spec: WorldSpec, size: int, inventory: Inventory) -> WorldSpec:
         """Return the specification of a test's world of a size.

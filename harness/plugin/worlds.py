@@ -135,10 +135,10 @@ class Worlds:
             show_from(str(self.config.invocation_params.dir), str(self.config.rootpath))
             captures = self.config.getoption("capture") != "no"
             terminal = Terminal(immediately=not captures, release=self._uncaptured)
-            shared = self.config.getoption("ranks_per_device") or 1
-            self._pool = Pool(
-                launcher=self._launching.launcher, terminal=terminal, most_on_a_device=max(MOST_ON_A_DEVICE, 2 * shared)
-            )
+            ranks = self.config.getoption("ranks_per_device") or 1
+            sharing = numprocesses.worlds_per_device(self.config)
+            waiting = max(MOST_ON_A_DEVICE, 2 * ranks) if sharing == 1 else ranks
+            self._pool = Pool(launcher=self._launching.launcher, terminal=terminal, most_on_a_device=waiting)
         return self._pool
 
     @contextlib.contextmanager

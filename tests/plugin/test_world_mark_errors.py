@@ -63,6 +63,7 @@ def test_bad_marks_are_errors_of_collection(bad_marks: Session) -> None:
         (["--rank-pdb", "1", "-n", "2"], "--rank-pdb 1: a worker of pytest-xdist has no terminal; add -n 0"),
         (["--rank-pdb=-1"], "--rank-pdb -1: a rank's number is 0 or more"),
         (["--ranks-per-device", "0"], "--ranks-per-device 0: at least 1"),
+        (["--worlds-per-device=-1"], "--worlds-per-device -1: at least 1"),
         (["--world-timeout=-3"], "--world-timeout -3: a number of seconds above 0"),
         (["-n", "bogus"], "'bogus' is none of: a number, auto, logical, gpus"),
         (["--world-device", "no_such_device"], "--world-device: no no_such_device device"),

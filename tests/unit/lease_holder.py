@@ -7,6 +7,8 @@
 ``until FILE``: takes all cores of the host, prints their names, and keeps them until there is such a file.
 ``fork N``: takes N devices, forks a child that sleeps, prints its pid, and keeps them.
 ``stream N``: takes and gives back N again and again, until its standard input ends.
+``share N``: takes one of N shares of a device, prints its name, and keeps it until its standard input ends.
+``stream-shares N``: takes and gives back one of four shares of N devices, again and again.
 """
 
 from __future__ import annotations
@@ -66,6 +68,15 @@ def main() -> None:
         for count in argument.split(","):
             with leases.hold(int(count)) as devices:
                 use(directory, devices)
+    elif mode == "share":
+        with leases.hold(1, what="a test", shares=int(argument)) as devices:
+            print(*devices, flush=True)
+            sys.stdin.read()
+    elif mode == "stream-shares":
+        print("streaming", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            with leases.hold(int(argument), shares=4):
+                time.sleep(0.001)
     elif mode == "stream":
         print("streaming", flush=True)
         while not select.select([sys.stdin], [], [], 0)[0]:

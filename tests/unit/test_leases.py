@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices import DeviceError, Inventory, accelerators, at_host
-from harness.leases import Leases, Wait, holding, records
+from harness.leases import Leases, Places, Wait, holding, records
 from harness.placement import Need
 
 HOLDER = Path(__file__).with_name("lease_holder.py")
@@ -215,6 +215,96 @@ class TestLeases:
         folder.mkdir()
         with Leases(Inventory("sim", ("sim:0", "sim:1"), keys), folder).hold(2, timeout=10) as held:
             assert (2, [folder]) == (len(held), list(tmp_path.iterdir()))
+
+
+class TestShares:
+    """Devices that several leases share."""
+
+    def test_as_many_as_there_are(self, tmp_path: Path) -> None:
+        """Each share of a device is leased once, the emptiest device comes first, and all are given back."""
+        leases = Leases(sim(2), tmp_path)
+        for _ in range(2):
+            with contextlib.ExitStack() as stack:
+                held = [stack.enter_context(leases.hold(1, timeout=0, shares=2)) for _ in range(4)]
+                assert held == [("sim:0",), ("sim:1",), ("sim:0",), ("sim:1",)]
+                with pytest.raises(DeviceError):
+                    leases.hold(1, timeout=0, shares=2).__enter__()
+
+    def test_preferred_even_if_not_the_emptiest(self, tmp_path: Path) -> None:
+        """A device where a world waits is taken as long as it has a share, whoever else uses it."""
+        leases = Leases(sim(2), tmp_path)
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(leases.hold(1, shares=2, prefer=("sim:1",))) for _ in range(3)]
+            assert held == [("sim:1",), ("sim:1",), ("sim:0",)]
+
+    def test_one_of_each_device(self, tmp_path: Path) -> None:
+        """A lease of two devices has a share of two different ones."""
+        leases = Leases(sim(2), tmp_path)
+        with leases.hold(2, shares=2) as one, leases.hold(2, timeout=0, shares=2) as another:
+            assert one == another == ("sim:0", "sim:1")
+            with pytest.raises(DeviceError):
+                leases.hold(2, timeout=0, shares=2).__enter__()
+
+    @pytest.mark.parametrize("first", [1, 2])
+    def test_not_beside_a_lease_of_the_whole(self, tmp_path: Path, first: int) -> None:
+        """A device is shared only among leases that all ask for shares."""
+        leases = Leases(sim(1), tmp_path)
+        with leases.hold(1, shares=first), pytest.raises(DeviceError):
+            leases.hold(1, timeout=0, shares=3 - first).__enter__()
+        with leases.hold(1, timeout=0, shares=3 - first):
+            pass
+
+    def test_the_whole_is_not_starved(self, tmp_path: Path) -> None:
+        """A lease of a whole device gets it although leases of shares keep coming."""
+        with contextlib.ExitStack() as stack:
+            small = [stack.enter_context(holder(tmp_path, 1, "stream-shares", 1)) for _ in range(4)]
+            assert [first_line(process) for process in small] == ["streaming"] * 4
+            for _ in range(3):
+                with Leases(sim(1), tmp_path).hold(1, timeout=60) as held:
+                    assert len(held) == 1
+            assert [process.poll() for process in small] == [None] * 4
+
+    def test_fewest_first(self, tmp_path: Path) -> None:
+        """A session that holds no share comes before one that holds some, although it came later."""
+        leases = Leases(sim(1), tmp_path)
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(holder(tmp_path, 1, "share", 2, session="greedy"))
+            first_line(first)
+            held = stack.enter_context(contextlib.ExitStack())
+            held.enter_context(leases.hold(1, shares=2))
+            greedy = stack.enter_context(holder(tmp_path, 1, "share", 2, session="greedy"))
+            queued(tmp_path, 1)
+            modest = stack.enter_context(holder(tmp_path, 1, "share", 2, session="modest"))
+            queued(tmp_path, 2)
+            held.close()
+            assert first_line(modest).startswith("sim:")
+            assert [w.holder.process.pid for w in records.waiters(tmp_path)] == [greedy.pid]
+
+    def test_who_holds(self, tmp_path: Path) -> None:
+        """Whoever waits sees the holder of each share, and not those that have gone."""
+        with holder(tmp_path, 1, "share", 3) as gone, holder(tmp_path, 1, "share", 3, session="theirs") as other:
+            first_line(gone)
+            first_line(other)
+            assert len(records.holders(tmp_path, ["sim-0"])) == 2
+            gone.kill()
+            gone.wait()
+            (found,) = records.holders(tmp_path, ["sim-0"])
+            assert found is not None
+            assert (found.process.pid, found.session) == (other.pid, "theirs")
+
+    def test_in_every_folder(self, tmp_path: Path) -> None:
+        """A device that a session shares in one place of leases is not free in the other for one that needs it all."""
+        first, second = (tmp_path / name for name in ("first", "second"))
+        for folder in (first, second):
+            folder.mkdir(mode=0o700)
+        both = Leases(sim(1), first)
+        both._places = lambda: Places((first, second))  # type: ignore[method-assign]
+        with both.hold(1, shares=2):
+            for folder in (first, second):
+                with pytest.raises(DeviceError):
+                    Leases(sim(1), folder).hold(1, timeout=0).__enter__()
+                with Leases(sim(1), folder).hold(1, timeout=0, shares=2):
+                    pass
 
 
 class TestAcrossProcesses:
@@ -420,7 +510,8 @@ class TestHolders:
             other.kill()
             other.wait()
         assert (tmp_path / "sim-0.lock").read_bytes() != b""
-        assert (records.signed(tmp_path, "sim-0"), records.holders(tmp_path, ["sim-0"])) == (None, [])
+        assert records.signed(records.lock_file(tmp_path, "sim-0")) is None
+        assert records.holders(tmp_path, ["sim-0"]) == []
 
     def test_pid_of_another_process(self, tmp_path: Path) -> None:
         """A process that has got the number of one that died is not taken for it."""

@@ -223,6 +223,37 @@ def test_warm_worlds_keep_their_devices(sim: Sim, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_worlds_share_a_device(sim: Sim, tmp_path: Path) -> None:
+    """As many worlds as ``--worlds-per-device`` says run at once on the one device, with a worker for each."""
+    file = tmp_path / "test_shares.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import os
+            import time
+            from pathlib import Path
+            import pytest
+
+            @pytest.mark.parametrize("turn", [0, 1])
+            @pytest.mark.world(2)
+            def test_shares(world, turn):
+                assert os.environ["PYTEST_XDIST_WORKER_COUNT"] == "2"
+                assert world.run(lambda rank: str(rank.device)) == ["sim:0", "sim:0"]
+                here = Path(__file__).parent
+                (here / f"there-{turn}").touch()
+                deadline = time.monotonic() + 60
+                while not (here / f"there-{1 - turn}").exists():
+                    assert time.monotonic() < deadline, "the other test has no world while this one has its own"
+                    time.sleep(0.01)
+            """
+        )
+    )
+    options = ["-n", "gpus", "--ranks-per-device", "2", "--worlds-per-device", "2"]
+    done = sim.suites(str(file), *options, SIM_DEVICES="1", CONCORD_LEASES=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nightly
 def test_bound_device(sim: Sim, tmp_path: Path) -> None:
     """Its backend takes the device. It does not split, so torch then refuses meshes of several dimensions."""
     file, profile = tmp_path / "test_bound.py", tmp_path / "bound.toml"
