@@ -7,7 +7,8 @@ The needs of a test follow from what it states already:
 - the parameters ``collective``, ``dtype`` and ``op`` are what their names say; so are these three attributes of a
   parameter that has them all, such as a case or what is timed;
 - the collective may also be the source of a requirement, as in ``torch.distributed.all_reduce``;
-- the test states the rest itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=, torch=)``.
+- the test states the rest itself: ``@pytest.mark.needs(collective=, dtype=, op=, features=, torch=)``. The collectives
+  and features of several such marks add up.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def needs(
     requirements: Iterable[Requirement],
     said: Mapping[str, Any],
 ) -> Needs:
-    """Return the needs of a test. ``said``: the arguments of its ``needs`` mark."""
+    """Return the needs of a test. ``said``: the arguments of its ``needs`` marks, as :func:`added_up`."""
     requirements = list(requirements)
     stack = stack_of(nodeid)
     from_source = [m[1] for r in requirements if (m := _SOURCE.match(r.source)) and m[1] in COLLECTIVES]
@@ -50,7 +51,23 @@ def needs(
         op=said.get("op") or (op if isinstance(op, str) and op in OPS else ""),
         features=(*features_of(stack, [r.id for r in requirements]), *said.get("features", ())),
         torch=said.get("torch", ""),
+        further=tuple(said.get("further", ())),
     )
+
+
+def added_up(marks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the arguments of several marks say together; of two dtypes, ops or names of torch, the first.
+
+    The first collective is ``collective``, and others are ``further``.
+    """
+    said: dict[str, Any] = {}
+    collectives: dict[str, None] = {}
+    features: dict[str, None] = {}
+    for each in marks:
+        said = {**each, **said}
+        collectives.update(dict.fromkeys([each["collective"]] if "collective" in each else []))
+        features.update(dict.fromkeys(each.get("features", ())))
+    return {**said, "features": tuple(features), "further": tuple(collectives)[1:]}
 
 
 def with_case(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,13 +87,13 @@ def name_of(dtype: object) -> str:
 
 def needs_of(item: pytest.Item) -> Needs:
     """Return the needs of a test. Errors: UsageError for a ``needs`` mark with unknown arguments or values."""
-    said: dict[str, Any] = {}
-    for mark in item.iter_markers(MARK):
-        said = {**mark.kwargs, **said}
+    marks = list(item.iter_markers(MARK))
+    for mark in marks:
         _check(item.nodeid, mark)
     requirements = [arg for mark in item.iter_markers("requirement") for arg in mark.args]
     callspec = getattr(item, "callspec", None)
     parameters = callspec.params if callspec is not None else {}
+    said = added_up(mark.kwargs for mark in marks)
     return needs(item.nodeid, parameters, [r for r in requirements if isinstance(r, Requirement)], said)
 
 

@@ -21,6 +21,8 @@ class Needs:
     torch: str = ""
     """A name of PyTorch's that not every version has, with its module, or a parameter of one in parentheses:
     ``torch.distributed.gather_single``, ``torch.distributed.all_gather_object(weights_only)``."""
+    further: tuple[str, ...] = ()
+    """Collectives beside :attr:`collective`, in no dtype in particular."""
 
     def unclaimed(self, claims: Claims, profile: str = "") -> NotClaimed | None:
         """Return the first need that is not claimed; None if all are.  ``profile``: the name of the claims' profile."""
@@ -29,6 +31,9 @@ class Needs:
         for name in self.features:
             if what := claims.lacks_features(self.stack, [name]):
                 return NotClaimed(what=what, profile=profile, stack=self.stack, feature=name)
+        for name in self.further:
+            if what := claims.lacks(name, "", ""):
+                return NotClaimed(what=what, profile=profile, collective=name)
         if not (self.collective or self.dtype or self.op):
             return None
         what = claims.lacks(self.collective, self.dtype, self.op)

@@ -150,7 +150,7 @@ def test_layouts(world: World, way: str) -> None:
             given, results, gradients = right(name, rank.size)
             for which, (layout, lay) in itertools.product(("input", "gradient", "output"), LAYOUTS.items()):
                 if (way, name, which, layout) == ("module", "all_gather", "gradient", "transposed"):
-                    continue  # it is wrong on backends that have it exchanged by a scatter
+                    continue  # test_transposed_gradients
                 x = given[rank.index].to(rank.device, copy=True)
                 x = (lay(x) if which == "input" else x).requires_grad_()
                 if which == "output":
@@ -168,6 +168,27 @@ def test_layouts(world: World, way: str) -> None:
                 torch.autograd.backward(found, [lay(w) for w in mine] if which == "gradient" else mine)
                 assert x.grad is not None, what
                 assert_same(gradients[rank.index], x.grad.contiguous(), f"{what}: gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GRAD-254",
+    "A differentiable collective takes tensors of any strides as input, output or gradient, by their elements.",
+    source="torch/distributed/nn/functional.py: 'Need contiguous tensors for collectives'; pytorch/pytorch#79747; "
+    "pytorch/pytorch#101373; pytorch/pytorch#120386",
+)
+@pytest.mark.world(2)
+def test_transposed_gradients(world: World) -> None:
+    """The gradients of what the ranks have gathered are transposed matrices."""
+
+    def body(rank: Rank) -> None:
+        x = torch.zeros(2, 3, device=rank.device).requires_grad_()
+        parts = list(differentiable.all_gather(x))
+        torch.autograd.backward(parts, [(torch.arange(6.0) + 10 * i).reshape(3, 2).to(rank.device).t() for i in (0, 1)])
+        assert x.grad is not None
+        right = (torch.arange(6.0) + 10 * rank.index).reshape(3, 2).t().contiguous() * rank.size
+        assert_same(right, x.grad.contiguous(), "gradient of the gathered")
 
     world.run(body)
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 
 SOURCE = "torch.distributed.optim.ZeroRedundancyOptimizer"
 SHAPES = ((3, 4), (2,), (5,), (1, 1), (2, 3), (7,))
@@ -177,6 +177,32 @@ def test_states(world: World) -> None:
         return len(pair.zero.optim.state)
 
     assert sum(world.run(body)) == 4  # of four parameters in groups
+
+
+@requirement(
+    "DDP-ZERO-118",
+    "load_state_dict of a ZeroRedundancyOptimizer leaves what it is given as it is, so that it can be loaded again.",
+    source=f"{SOURCE}: load_state_dict; torch.optim.Optimizer.load_state_dict: 'shallow copy'",
+)
+@pytest.mark.parametrize("group", ["the rank alone", "all ranks"])
+@pytest.mark.world(2)
+def test_loaded_states_stay(world: World, group: str) -> None:
+    """Load what the optimizer that is sharded has saved, and look at what is left of it."""
+
+    def body(rank: Rank) -> list[str]:
+        lost = []
+        alone = rank.subgroup([rank.index], use_local_synchronization=True)
+        for kind in OPTIMIZERS:
+            pair = Pair(rank, kind, alone if group == "the rank alone" else None)
+            pair.step(0)
+            given = copy.deepcopy(pair.plain.state_dict())
+            had = {number: sorted(state) for number, state in given["state"].items()}
+            pair.zero.load_state_dict(given)
+            has = {number: sorted(state or ()) for number, state in given["state"].items()}
+            lost += [f"{kind.__name__}: lost what {n} had" for n in had if has[n] != had[n]]
+        return lost
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 class Counting(torch.optim.Optimizer):

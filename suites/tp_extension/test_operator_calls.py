@@ -352,6 +352,28 @@ def test_squeezed(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_squeezed_in_place(world: World) -> None:
+    """Remove the last of two dimensions, which has one element, from replicas and shards."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for placement, given in itertools.product((Replicate(), Shard(0)), ((), (1,), (-1,))):
+            whole = floats(4, 1).to(rank.device)
+            x = distributed(whole.clone(), placement, rank, mesh)
+            x.squeeze_(*given)
+            if x.shape != (4,) or not right(whole.squeeze(), x):
+                wrong.append(f"{given} of {placement}: has shape {tuple(x.shape)}, locally {tuple(x.to_local().shape)}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 AGAIN: dict[str, tuple[Callable[[Any, Any], Any], tuple[Any, ...]]] = {
     "sum": (lambda x, a: x.sum(*a), ((0,), (1,), ((0, 1),), (0, True), (-1,))),
     "max": (lambda x, a: x.max(a).values, (0, 1, -1)),

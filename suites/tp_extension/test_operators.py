@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from fixtures.operators import Operands, Operator, classes, combinations, distributed, floats
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
 
@@ -408,6 +409,69 @@ def test_equal_on_other_meshes(world: World) -> None:
         return found
 
     assert world.run(body) == [[False, True] * 3, [True, False] * 3]
+
+
+@requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("dim", [0, 1], ids=["that both have", "that one lacks"])
+@pytest.mark.world(2)
+def test_equal_of_other_shapes(world: World, dim: int) -> None:
+    """Compare tensors of ones with others of as many elements; the first is sharded along a dimension."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape, layout in itertools.product(((4,), (8,), (1, 2)), (Replicate(), Shard(0))):
+            one = distribute_tensor(torch.ones(2, 2, device=rank.device), mesh, [Shard(dim)])
+            other = distribute_tensor(torch.ones(*shape, device=rank.device), mesh, [layout])
+            for names, pair in ((f"S({dim})", (one, other)), (f"the other with S({dim})", (other, one))):
+                try:
+                    if torch.equal(*pair):
+                        wrong.append(f"{names}, {shape} {layout}: equal")
+                except IndexError as e:
+                    wrong.append(f"{names}, {shape} {layout}: {e}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-OP-41",
+    "The backward of group_norm of DTensors works wherever its forward does, with the gradients of plain tensors.",
+    source=f"{SOURCE}; torch.nn.functional.group_norm",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, DTensor has no group_norm")
+@pytest.mark.world(2)
+def test_gradients_of_group_norm(world: World) -> None:
+    """Replicas or shards of a batch, with a weight, a bias, both or neither."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for layout, given in itertools.product(
+            (Replicate(), Shard(0)), ((), ("weight",), ("bias",), ("weight", "bias"))
+        ):
+            plain = [torch.arange(24.0).reshape(2, 4, 3).square(), *(torch.arange(1.0, 5.0) for _ in given)]
+            whole = [x.to(rank.device).requires_grad_() for x in plain]
+            layouts = (layout, *(Replicate() for _ in given))
+            own = [
+                distribute_tensor(x.detach(), mesh, [p]).requires_grad_() for x, p in zip(whole, layouts, strict=True)
+            ]
+            for x, *parameters in (whole, own):
+                found = functional.group_norm(x, 2, **dict(zip(given, parameters, strict=True)))
+                try:
+                    found.square().sum().backward()
+                except (RuntimeError, NotImplementedError) as e:
+                    wrong.append(f"{layout} with {' and '.join(given) or 'neither'}: {str(e).splitlines()[0]}")
+                    break
+            else:
+                for name, one, other in zip(("input", *given), whole, own, strict=True):
+                    if not torch.allclose(one.grad, other.grad.full_tensor(), rtol=1e-4, atol=1e-4):
+                        wrong.append(f"{layout} with {given}: gradient of {name}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 DIFFERENTIABLE = {

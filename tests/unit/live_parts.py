@@ -37,6 +37,7 @@ NONE_LIVE = {
     "TP-EXT-10": "there is one way to import a module",
     "TP-GRAD-09": "every model with such a shard fails",
     "TP-MEM-01": "the memory stays even if nothing was trained",
+    "TP-OP-41": "there is no rule for the backward; that of replicas with a weight and a bias is a decomposition",
 }
 """Requirements without a live test on gloo on the host, each with the reason: none of it works with torch 2.13."""
 

@@ -19,7 +19,7 @@ from harness.bench.measuring.collectives import Timed
 from harness.devices import DeviceError, accelerators, inventory
 from harness.oracles import collectives as model
 from harness.oracles.rounding import UNIT
-from harness.plugin.claims import Needs, _check, name_of, needs, torch_has
+from harness.plugin.claims import Needs, _check, added_up, name_of, needs, torch_has
 from harness.profiles import Claims, Condition, Exclusion, Platform, Profile, ProfileError, parse, vocabulary
 from harness.profiles.obeyed import in_force, obeying, of
 from harness.profiles.schema import schema, text
@@ -405,6 +405,17 @@ class TestNeeds:
         """Needs are read off what a test has; what it says itself comes first."""
         assert needs(nodeid, parameters, requirements, said) == expected
 
+    def test_marks_add_up(self) -> None:
+        """Collectives and features of several marks are all needed; of dtypes, ops and names, the nearest mark's."""
+        marks = [
+            {"collective": "gather", "features": ("strided",), "dtype": "int8"},
+            {"collective": "scatter", "features": ("messages", "strided"), "dtype": "bool", "op": "SUM"},
+            {"collective": "gather"},
+        ]
+        found = needs("suites/collectives/a.py::t", {}, [], added_up(marks))
+        assert found == Needs("collectives", "gather", "int8", "SUM", ("strided", "messages"), further=("scatter",))
+        assert added_up([]) == {"features": (), "further": ()}
+
     @pytest.mark.parametrize(("dtype", "expected"), [(torch.int8, "int8"), ("int8", "int8"), (None, ""), (3, "")])
     def test_name_of(self, dtype: object, expected: str) -> None:
         """A dtype is torch's, or a name."""
@@ -424,6 +435,10 @@ class TestNeeds:
         assert Needs("replicate", "all_reduce", "int16", "SUM").unclaimed(claims) == combination
         assert Needs("replicate", "all_reduce", "int8", "SUM").unclaimed(claims) is None
         assert Needs("replicate").unclaimed(claims) is None
+        gather = NotClaimed(what="gather", collective="gather")
+        few = Claims(stacks=("collectives",), collectives=("scatter",))
+        assert Needs("collectives", "scatter", further=("gather",)).unclaimed(few) == gather
+        assert Needs("collectives", further=("scatter",)).unclaimed(few) is None
 
     def test_of_accelerators(self) -> None:
         """What the host can't have is named; a feature of the same name in another stack is none of that."""
