@@ -32,6 +32,7 @@ from harness.results import (
     WHOLE,
     WRONG,
     Call,
+    NotClaimed,
     unsupported,
 )
 from harness.worlds.postmortem import RanksFailed
@@ -63,6 +64,8 @@ _MOST_SHOWN = 12
 _PORTION = 20_000_000
 _LONG = 900.0
 """Timeout in seconds of a case that is larger than a portion: 30 calls with 4 MiB, on a machine that has other work."""
+_FEATURES = {"async": "async", "coalesced": "coalescing", "functional": "functional"}
+"""The feature of this stack that a case needs, by its form."""
 
 Laid = tuple[torch.Tensor, torch.Tensor]
 """A tensor as it is passed, and the buffer of which it is a view."""
@@ -202,12 +205,21 @@ def claimed_cases(cases: Sequence[Case]) -> Sequence[Case]:
     kept = [case for case in cases if _claimed(case)]
     if cases and not kept:
         first = cases[0]
+        if feature := _lacking(first):
+            what = f"feature {feature} of collectives"
+            unsupported(NotClaimed(what=what, profile=in_force().profile, stack="collectives", feature=feature))
         unsupported(in_force().not_claimed(str(first), [name_of(first.dtype)], first.collective, first.op))
     return kept
 
 
 def _claimed(case: Case) -> bool:
-    return in_force().claims.has(case.collective, name_of(case.dtype), case.op)
+    return not _lacking(case) and in_force().claims.has(case.collective, name_of(case.dtype), case.op)
+
+
+def _lacking(case: Case) -> str:
+    """Return the feature that a case's form needs, if the profile does not claim it."""
+    feature, claimed = _FEATURES.get(case.form, ""), in_force().claims.features_of("collectives")
+    return feature if claimed is not None and feature not in claimed else ""
 
 
 def _kinds(cases: Sequence[Case], world: int) -> list[Call]:

@@ -16,6 +16,7 @@ from suites.collectives.cases import every_collective
 from suites.collectives.test_coalescing import calls
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+MESSAGES = pytest.mark.needs(features=["messages"])
 
 
 @requirement(
@@ -61,7 +62,10 @@ def test_levels(world: World) -> None:
     source="torch.distributed: TORCH_DISTRIBUTED_DEBUG; pytorch/pytorch#109520; test_pg_wrapper.py: "
     "ProcessGroupGlooWrapperTest",
 )
-@pytest.mark.parametrize("messages", ["none", "of all", "of two", "in a batch"])
+@pytest.mark.parametrize(
+    "messages",
+    ["none", *(pytest.param(how, marks=MESSAGES) for how in ("of all", "of two", "in a batch"))],
+)
 @pytest.mark.world(3, env=DETAIL)
 def test_after_messages(world: World, messages: str) -> None:
     """Send in a circle of all ranks or from one rank to another, in the world or a group, then sum."""
@@ -102,6 +106,7 @@ def test_after_messages(world: World, messages: str) -> None:
     "ProcessGroupGlooWrapperTest",
 )
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, gloo lacks coalesced gathers into tensors")
+@pytest.mark.needs(features=["coalescing", "functional", "messages", "objects"])
 @pytest.mark.world(2, env=DETAIL)
 def test_at_detail(world: World) -> None:
     """Call everything, in several forms: coalesced, functional, as lists, with objects and as methods."""

@@ -53,7 +53,16 @@ def test_a_hundred(world: World, collective: str) -> None:
     "Work is not completed as long as a rank that it needs is missing.",
     source="torch.distributed.Work.is_completed",
 )
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter_tensor", "barrier", "irecv"])
+@pytest.mark.parametrize(
+    "collective",
+    [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter_tensor",
+        "barrier",
+        pytest.param("irecv", marks=pytest.mark.needs(features=["messages"])),
+    ],
+)
 @pytest.mark.world(2)
 def test_not_completed_alone(world: World, collective: str) -> None:
     """Rank 0 asks is_completed() before it lets rank 1 join."""
@@ -304,6 +313,7 @@ def test_objects_beside_other_work(rank: Rank) -> None:
     "profiling title'",
 )
 @pytest.mark.needs(torch="torch.distributed.record_comm")
+@pytest.mark.needs(features=["functional", "messages"])
 @pytest.mark.world(2)
 def test_recorded_names(world: World) -> None:
     """Name every collective, or none; nest blocks, also of one name, leave one by an error, and one without calls."""

@@ -39,7 +39,14 @@ def test_asynchronous(world: World) -> None:
     source="torch.distributed.Work.is_completed",
 )
 @pytest.mark.parametrize(
-    "collective", ["all_reduce", "all_gather", "reduce_scatter", "reduce_scatter_tensor", "message"]
+    "collective",
+    [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        pytest.param("message", marks=pytest.mark.needs(features=["messages"])),
+    ],
 )
 @pytest.mark.world(2)
 def test_completed_after_wait(world: World, collective: str) -> None:

@@ -147,6 +147,7 @@ def test_without_data(rank: Rank) -> None:
     source="torch.distributed._functional_collectives; test_c10d_functional_native.py: "
     "test_wait_tensor_cross_thread, test_threading",
 )
+@pytest.mark.needs(features=["functional", "gradients"])
 @spmd(2)
 def test_in_other_threads(rank: Rank) -> None:
     """Call here and read there, call there and read here, and do both in new threads; name the group in every way."""

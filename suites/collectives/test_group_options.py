@@ -26,6 +26,7 @@ TIMEOUT = pytest.mark.needs(torch="torch.distributed.barrier(timeout)")
     source="torch.distributed.new_group: sort_ranks",
 )
 @pytest.mark.needs(torch="torch.distributed.new_group(sort_ranks)")
+@pytest.mark.needs(features=["messages", "objects"])
 @pytest.mark.world(3)
 def test_given_order(world: World) -> None:
     """Ask for ranks both ways, and use them by position: gather, objects, roots and messages."""

@@ -128,6 +128,7 @@ def test_not_a_member(world: World, collective: str) -> None:
     "A collective on a group that the caller is not a member of raises an error.",
     source="torch.distributed.new_group; pytorch/pytorch#67600",
 )
+@pytest.mark.needs(features=["functional"])
 @pytest.mark.world(3)
 def test_no_member_of_a_functional(world: World) -> None:
     """Rank 0 passes the group of the other ranks to functional collectives."""

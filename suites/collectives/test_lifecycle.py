@@ -59,7 +59,16 @@ def _end(work: dist.Work, tensor: torch.Tensor) -> None:
     "first collective.",
     source="torch.distributed.new_group: timeout; torch.distributed.Work.wait: timeout",
 )
-@pytest.mark.parametrize("what", ["all_reduce", "broadcast", "barrier", "recv", "wait"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "all_reduce",
+        "broadcast",
+        "barrier",
+        pytest.param("recv", marks=pytest.mark.needs(features=["messages"])),
+        "wait",
+    ],
+)
 @pytest.mark.world(2)
 def test_timeout_is_honoured(world: World, what: str) -> None:
     """The error comes neither before the timeout nor long after it."""
@@ -281,19 +290,22 @@ def test_registered_beside_another(world: World) -> None:
 
     def body(rank: Rank) -> None:
         own, defaults = rank.device.type, dist.Backend.default_device_backend_map
+        usable = _default_of(own) == dist.get_backend()  # another backend may be unable to connect these ranks
 
         def refused(*arguments: Any) -> Any:
             raise AssertionError("a backend is made that nobody has named")
 
         def configuration() -> str:
-            dist.barrier()
+            if usable:
+                dist.barrier()
             dist.destroy_process_group()
             started = len(begun)
             begun.append(started)
             store = dist.PrefixStore(f"registered {started}", rank.store)
             dist.init_process_group(store=store, rank=rank.index, world_size=rank.size)
-            assert_usable(None, [0, 1], rank.index, rank.device)
-            assert_usable(dist.new_group(), [0, 1], rank.index, rank.device)
+            for group in (None, dist.new_group()):
+                if usable:
+                    assert_usable(group, [0, 1], rank.index, rank.device)
             return f"{dist.get_backend_config()} {dist.get_backend()}"
 
         begun: list[int] = []

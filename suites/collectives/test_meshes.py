@@ -111,6 +111,7 @@ def test_contexts(rank: Rank) -> None:
     "A slice of a mesh has the ranks, names, groups of its dimensions, without making a group.",
     source="torch.distributed.device_mesh.DeviceMesh: __getitem__, get_group, get_all_groups",
 )
+@pytest.mark.needs(features=["functional"])
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1)], ids=str)
 @pytest.mark.world(4)
 def test_slices(world: World, shape: tuple[int, ...]) -> None:
@@ -154,6 +155,7 @@ def test_slices(world: World, shape: tuple[int, ...]) -> None:
     "A flattened mesh has one dimension with all ranks of the mesh, and flattening again gives the same one.",
     source="torch.distributed.device_mesh.DeviceMesh._flatten; pytorch/pytorch#133838",
 )
+@pytest.mark.needs(features=["functional"])
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1)], ids=str)
 @pytest.mark.world(4)
 def test_flattening(world: World, shape: tuple[int, ...]) -> None:
@@ -200,6 +202,7 @@ def test_flattening(world: World, shape: tuple[int, ...]) -> None:
     source="torch.distributed.device_mesh.DeviceMesh.from_group: 'the first process group will be the 0th "
     "dimension of the DeviceMesh'",
 )
+@pytest.mark.needs(features=["functional"])
 @pytest.mark.parametrize("shape", [(2, 2), (2, 1, 2), (1, 4), (4,)], ids=str)
 @pytest.mark.world(4)
 def test_from_groups(world: World, shape: tuple[int, ...]) -> None:
@@ -346,6 +349,7 @@ def test_tables(rank: Rank) -> None:
     "A dimension must be named where a mesh has several, and must exist.",
     source="torch.distributed.device_mesh.DeviceMesh.get_group, get_local_rank",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(4)
 def test_refused_meshes(rank: Rank) -> None:
     """Every rank is refused, and can make a mesh and use it afterwards."""
@@ -385,6 +389,7 @@ def test_refused_meshes(rank: Rank) -> None:
     "backend_override gives a dimension of a mesh groups of its own with that backend, by number or by name.",
     source="torch.distributed.device_mesh.init_device_mesh: backend_override",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(4)
 def test_backend_of_a_dimension(rank: Rank) -> None:
     """Override one dimension, the other, both; the argument stays as it is."""
@@ -426,6 +431,7 @@ def test_override_stays(rank: Rank) -> None:
     "Slices of a mesh can be joined to a mesh that has their dimensions, names and groups.",
     source="torch/distributed/device_mesh.py: _concatenate",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(4)
 def test_divided_and_joined(rank: Rank) -> None:
     """Divide a line, and both dimensions of a square, and use them; join slices in both orders."""
@@ -460,6 +466,7 @@ def test_divided_and_joined(rank: Rank) -> None:
     "Names of dimensions may be in a list, which gives the same mesh as a tuple, whatever happens to the list.",
     source="torch.distributed.device_mesh.DeviceMesh: mesh_dim_names: __init__ makes a tuple of them; __hash__",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(2)
 def test_lists_of_names(rank: Rank) -> None:
     """Make meshes in every way that takes names, compare, hash, slice and pickle them, and distribute on them."""
@@ -507,8 +514,8 @@ def test_lists_of_names(rank: Rank) -> None:
 def test_dimensions_of_all_ranks(rank: Rank) -> None:
     """All ranks in order and not, in the first, the last and the middle dimension, flattened, divided, twice."""
     device, size = rank.device.type, rank.size
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and accelerator.type != device:
+    accelerator, own = torch.accelerator.current_accelerator(), dist.get_default_backend_for_device(device)
+    if accelerator is not None and (accelerator.type != device or own != dist.get_backend()):
         return  # then a mesh has groups of its own, as the default group may be unfit for the accelerator
     everyone = list(range(size))
     lines: dict[str, Callable[[], DeviceMesh]] = {
@@ -550,6 +557,7 @@ def _world() -> Any:
     source="torch.distributed.device_mesh.init_device_mesh: 'If no process group is found, init_device_mesh will "
     "initialize distributed process group/groups'; test_device_mesh.py: test_init_process_group",
 )
+@pytest.mark.needs(features=["functional"])
 @pytest.mark.world(2, env={"TORCHELASTIC_USE_AGENT_STORE": "True"})
 def test_without_a_default_group(world: World) -> None:
     """Make a mesh when there is no group, and others in both ways afterwards, which use the group that is there."""
@@ -576,6 +584,7 @@ def test_without_a_default_group(world: World) -> None:
     "Nothing keeps a mesh, its slices or meshes made of it alive after its last use.",
     source="torch.distributed.device_mesh.DeviceMesh: __getitem__, from_group",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(2)
 def test_meshes_are_freed(rank: Rank) -> None:
     """Slice, flatten, copy, pickle, enter and compare a mesh, use its groups, and release all."""

@@ -25,6 +25,7 @@ from suites.collectives.cases import OPS
 )
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
 @pytest.mark.needs(collective="all_to_all")
+@pytest.mark.needs(features=["coalescing", "messages"])
 @pytest.mark.world(3)
 def test_methods(world: World, ranks: tuple[int, ...]) -> None:
     """Call each method in each way, with another root, operation, tag or timeout than the default."""

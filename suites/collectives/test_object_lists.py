@@ -92,6 +92,7 @@ def test_entries_of_gather(world: World, more: int) -> None:
     "broadcast_object_list, send_object_list and recv_object_list accept the device that the objects travel over.",
     source="torch.distributed.broadcast_object_list: device; send_object_list: device, use_batch",
 )
+@pytest.mark.needs(features=["messages"])
 @spmd(2)
 def test_lists_of_the_source(rank: Rank) -> None:
     """Give the device or leave it out, and send one by one or in a batch; rank 1 receives in place."""

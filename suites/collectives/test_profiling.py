@@ -22,6 +22,7 @@ Shapes = list[list[int]]
 @pytest.mark.needs(collective="gather")
 @pytest.mark.needs(collective="scatter")
 @pytest.mark.needs(collective="all_to_all")
+@pytest.mark.needs(features=["coalescing", "messages"])
 @spmd(2)
 def test_events(rank: Rank) -> None:
     """Record each once, twice, or in flight, in profiles of both profilers; some calls are in no profile."""

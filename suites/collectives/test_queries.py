@@ -146,6 +146,7 @@ OF_LAUNCHERS = (
     "Functional collectives of a list of ranks use a group that is alive.",
     source="torch.distributed._functional_collectives: all_reduce: group; torch.distributed.destroy_process_group",
 )
+@pytest.mark.needs(features=["functional"])
 @spmd(3)
 def test_destroyed_groups(rank: Rank) -> None:
     """Destroy the first, the last and the middle one of three groups of the same ranks, in turn."""

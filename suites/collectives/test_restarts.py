@@ -91,6 +91,7 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
     "The groups of a world that was made anew have the ranks that they are made with, whatever earlier worlds had.",
     source="torch.distributed.destroy_process_group, new_group, get_global_rank, get_group_rank",
 )
+@pytest.mark.needs(features=["functional", "messages"])
 @spmd(3)
 def test_groups_of_a_new_world(rank: Rank) -> None:
     """In each of three worlds make groups of other ranks in the same order, and use their members by number."""
@@ -143,6 +144,7 @@ def test_groups_of_a_new_world(rank: Rank) -> None:
     source="torch.distributed.destroy_process_group, init_process_group; 'If None, the default process group will be "
     "used'",
 )
+@pytest.mark.needs(features=["messages"])
 @pytest.mark.world(2)
 def test_calls_in_a_new_world(world: World) -> None:
     """In the first world and in two later ones, call every collective, send messages and objects of every form."""

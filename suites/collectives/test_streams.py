@@ -214,6 +214,7 @@ def test_two_groups_on_two_streams(world: World, collective: str) -> None:
     "Work queued on the current stream after wait() on a message runs after the message.",
     source="torch.distributed.isend, irecv, batch_isend_irecv",
 )
+@pytest.mark.needs(features=["messages"])
 @pytest.mark.parametrize("form", ["one by one", "batch"])
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.world(2)
@@ -261,6 +262,7 @@ def test_messages(world: World, form: str, stream: str) -> None:
     "Work queued on the current stream after wait() on a coalescing manager runs after its collectives.",
     source="torch.distributed: _coalescing_manager",
 )
+@pytest.mark.needs(features=["coalescing"])
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.parametrize("collective", COALESCED)
 @pytest.mark.world(2)

@@ -56,6 +56,7 @@ def test_second_wait(world: World, collective: str) -> None:
     "wait() of work that succeeded returns True, with a timeout or without one.",
     source="torch.distributed.Work.wait: 'Returns: true/false'",
 )
+@pytest.mark.needs(features=["messages"])
 @pytest.mark.world(2)
 def test_returned(world: World) -> None:
     """Wait for every collective, a barrier, messages and batches of them, in the world and in a group."""
@@ -93,6 +94,7 @@ def test_returned(world: World) -> None:
     "A Work is completed once its result is there, even if nobody has waited for it.",
     source="torch.distributed.Work: is_completed, get_future",
 )
+@pytest.mark.needs(features=["messages"])
 @pytest.mark.parametrize("batch", [False, True], ids=["alone", "batch"])
 @pytest.mark.world(2)
 def test_message_completes_by_itself(world: World, batch: bool) -> None:

@@ -65,6 +65,9 @@ TESTS = """
     def test_nothing_left(world):
         assert_right(world, [Case("all_reduce", dtype=torch.int8)])
 
+    def test_no_form_left(world):
+        assert_right(world, [Case("all_reduce", form=form) for form in ("functional", "coalesced", "async")])
+
     def test_refused_though_claimed(world):
         assert_right(world, [Case("broadcast", dtype=torch.uint64)])
 
@@ -172,6 +175,7 @@ def test_verdicts(session: Session) -> None:
         "test_of_this_torch[2ranks]": "passed",
         "test_left_out[2ranks]": "passed",
         "test_nothing_left[2ranks]": "unsupported",
+        "test_no_form_left[2ranks]": "unsupported",
         "test_refused_though_claimed[2ranks]": "failed",
         "test_programs[2ranks]": "passed",
         "test_theirs[2ranks]": "passed",
@@ -191,7 +195,7 @@ def test_causes(session: Session) -> None:
     """What is not claimed is in the results as data, whether the plug-in or the test itself has found it."""
     tests = {name.split("::")[-1]: result for name, result in session.results.tests.items()}
     int8 = functools.partial(NotClaimed, profile="mine", collective="all_reduce", dtypes=("int8",))
-    objects = "feature objects of collectives"
+    objects, functional = "feature objects of collectives", "feature functional of collectives"
     assert {name: test.cause for name, test in tests.items() if test.cause is not None} == {
         "test_dtype[2ranks-torch.int8]": NotClaimed(what="int8", profile="mine", dtypes=("int8",)),
         "test_op[2ranks-MAX]": NotClaimed(what="with MAX", profile="mine", op="MAX"),
@@ -200,6 +204,9 @@ def test_causes(session: Session) -> None:
         "test_said[2ranks]": int8(what="all_reduce of int8"),
         "test_of_another_torch[2ranks]": TorchLacks("torch.distributed.sail"),
         "test_nothing_left[2ranks]": int8(what=str(Case("all_reduce", dtype=torch.int8)), op="SUM"),
+        "test_no_form_left[2ranks]": NotClaimed(
+            what=functional, profile="mine", stack="collectives", feature="functional"
+        ),
     }
     assert [test for test in tests.values() if test.cause and test.reason != f"unsupported: {test.cause}"] == []
 
