@@ -43,6 +43,9 @@ WITHOUT_SCRIPT = {
     "init_barrier_leaves_group": "it needs a backend that does not connect ranks at once",
     "monitored_barrier": "it needs a backend of another package",
     "no_all_gather_coalesced": "it needs NCCL",
+    "refused_inside_a_group": "it needs NCCL",
+    "unchecked_exchange": "it needs NCCL",
+    "unchecked_lists": "it needs NCCL",
     "undefined_future": "it needs NCCL",
 }
 """Shipped defects for which docs/findings has no script, with the reason."""
