@@ -39,10 +39,12 @@ WITHOUT_SCRIPT = {
     "changed_timeout": "it needs a backend of another package",
     "compiled_drawn_on_cuda": "accelerator_drawn shows it, on an accelerator",
     "compiled_sizes_on_gloo": "compiled_sizes shows it, on an accelerator",
+    "fsdp1_compiled_streams": "it needs an accelerator with streams",
     "fsdp_no_inputs": "it needs an accelerator and PyTorch before 2.13",
     "init_barrier_leaves_group": "it needs a backend that does not connect ranks at once",
     "monitored_barrier": "it needs a backend of another package",
     "no_all_gather_coalesced": "it needs NCCL",
+    "profile_of_lists": "it needs NCCL",
     "undefined_future": "it needs NCCL",
 }
 """Shipped defects for which docs/findings has no script, with the reason."""
