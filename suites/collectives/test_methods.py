@@ -154,7 +154,7 @@ def test_methods(world: World, ranks: tuple[int, ...]) -> None:
         assert into.tolist() == ([4.5] if here else [-1])  # a device has done what was waited for
         assert all(work.is_completed() for work in works)
 
-    world.run(body, timeout=20)
+    world.run(body, timeout=40)
 
 
 @requirement(
