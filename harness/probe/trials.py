@@ -97,8 +97,38 @@ def _messages(rank: Rank) -> str:
     return ""
 
 
-def _message(sender: int, rank: Rank) -> torch.Tensor:
-    return inputs(Case("all_gather"), 1, sender)[0].to(rank.device)
+def _message(sender: int, rank: Rank, call: int = 0) -> torch.Tensor:
+    return inputs(Case("all_gather"), 1, sender, call)[0].to(rank.device)
+
+
+def _tags(rank: Rank) -> str:
+    """Receive two messages in the other order than they were sent."""
+    return _from_first(rank, (1, 0), 0)
+
+
+def _any_source(rank: Rank) -> str:
+    """Receive two messages from any rank, in the order in which they were sent."""
+    return _from_first(rank, (0, 0), None)
+
+
+def _from_first(rank: Rank, tags: tuple[int, int], source: int | None) -> str:
+    """Send two messages from rank 0 to rank 1, which receives them with the smaller tag first."""
+    if rank.size == 1 or rank.index > 1:
+        return ""
+    order = range(2) if rank.index == 0 else sorted(range(2), key=lambda call: tags[call])
+    due = {call: _message(0, rank, call) for call in order}
+    tensors = due if rank.index == 0 else {call: torch.zeros_like(tensor) for call, tensor in due.items()}
+    works = [
+        dist.isend(tensors[call], 1, tag=tags[call])
+        if rank.index == 0
+        else dist.irecv(tensors[call], source, tag=tags[call])
+        for call in order
+    ]
+    for work in works:
+        if work is not None:
+            work.wait()
+    wrong = (difference(due[call].cpu(), tensors[call].cpu(), f"message {call}") for call in order)
+    return next(filter(None, wrong), "")
 
 
 def _objects(rank: Rank) -> str:
@@ -176,6 +206,7 @@ def _told(rank: Rank) -> str:
 
 
 FEATURES: dict[str, Work] = {
+    "any_source": _any_source,
     "async": _cases(*(Case(name, form="async", repeats=2) for name in ("all_reduce", "broadcast", "all_gather"))),
     "coalescing": _cases(Case("all_reduce", form="coalesced"), Case("all_gather_into_tensor", form="coalesced")),
     "functional": _cases(*(Case(name, form="functional") for name in ("all_reduce", "all_gather_into_tensor"))),
@@ -188,6 +219,7 @@ FEATURES: dict[str, Work] = {
     "streams": _streams,
     "strided": _cases(*(Case(n, shape=(3, 5), layout="transposed") for n in ("all_reduce", "broadcast", "all_gather"))),
     "subgroups": _subgroups,
+    "tags": _tags,
     "timeouts": _timeouts,
     "restarts": _restarts,
 }

@@ -67,6 +67,7 @@ class Feature:
 
 FEATURES: Mapping[str, Mapping[str, Feature]] = {
     "collectives": {
+        "any_source": Feature("messages from any rank", ("COLL-P2P-02", "COLL-P2P-09", "COLL-P2P-16", "COLL-GROUP-32")),
         "async": Feature("works that are waited for later", ("COLL-ASYNC", "COLL-PAIR")),
         "coalescing": Feature("collectives that are issued together", ("COLL-COALESCED",)),
         "functional": Feature(
@@ -75,6 +76,7 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "gradients": Feature("collectives that autograd knows", ("COLL-GRAD", "COLL-GROUP-07", "COLL-FUNC-07")),
         "meshes": Feature("groups of device meshes", ("COLL-MESH",)),
         "messages": Feature("send and recv, batches of them", ("COLL-P2P", "COLL-ASYNC-05", "COLL-ASYNC-10")),
+        "mismatches": Feature("an error if ranks give tensors of different sizes or dtypes", ("COLL-MISUSE-02",)),
         "monitored_barrier": Feature("a barrier that names who is missing", ("COLL-BARRIER-03", "COLL-BARRIER-04")),
         "objects": Feature("collectives of Python objects", ("COLL-OBJECT",)),
         "restarts": Feature("groups that are destroyed and made again", ("COLL-LIFE",)),
@@ -87,6 +89,10 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         ),
         "subgroups": Feature(
             "groups of some ranks", ("COLL-GROUP", "COLL-CROSS-06", "COLL-SIZE-04", "COLL-BARRIER-05", "COLL-OBJECT-09")
+        ),
+        "tags": Feature(
+            "messages that are matched by their tags",
+            ("COLL-P2P-03", "COLL-P2P-10", "COLL-P2P-14", "COLL-P2P-15", "COLL-P2P-16"),
         ),
         "threads": Feature("collectives from several threads", ("COLL-THREAD",)),
         "timeouts": Feature(
@@ -123,6 +129,7 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
         "dtensors": Feature("compiled DTensors", ("DYN-DT",)),
         "inductor": Feature("code that Inductor makes", ("DYN-GRAD-04",)),
         "messages": Feature("compiled messages", ("DYN-P2P",)),
+        "tags": Feature("compiled messages that are matched by their tags", ("DYN-P2P-03", "DYN-FORM-13")),
     },
 }
 """Features by stack and name."""

@@ -20,6 +20,8 @@ from suites.collectives.cases import DTYPES, OPS, OPTIONAL, dtypes_of, every_col
 
 SHORT = timedelta(seconds=1)
 MESSAGES = pytest.mark.needs(features=["messages"])
+COALESCING = pytest.mark.needs(features=["coalescing"])
+IN_PARTS = ("scatter", "all_to_all")
 
 
 @requirement(
@@ -35,11 +37,35 @@ MESSAGES = pytest.mark.needs(features=["messages"])
 @pytest.mark.world(2, 3)
 def test_refusals_are_clean(world: World) -> None:
     """Rare dtypes, reductions without a meaning and PREMUL_SUM are correct or raise, alike on all ranks."""
-    cases = [case for dtype in OPTIONAL for case in every_collective(dtype=dtype)]
+    cases = [case for case in _rare() if case.collective not in IN_PARTS]
     for op in (*OPS, "PREMUL_SUM"):
         known = dtypes_of(op) if op != "PREMUL_SUM" else ()
         others = [dtype for dtype in DTYPES if dtype not in known and not (dtype in COMPLEX and op in ("MIN", "MAX"))]
         cases += [Case("all_reduce", op, dtype) for dtype in others if _has_a_model(op, dtype)]
+    _assert_clean(world, cases)
+
+
+@requirement(
+    "COLL-REFUSE-01",
+    "A dtype or reduction that a backend does not support raises an error on every rank.",
+    source="torch.distributed: Backends",
+)
+@requirement(
+    "COLL-REFUSE-02",
+    "The group stays usable after an unsupported collective has raised an error.",
+    source="torch.distributed: Backends",
+)
+@pytest.mark.world(2, 3)
+def test_refusals_of_parts(world: World) -> None:
+    """Rare dtypes are correct or raise in collectives that a backend may issue as a message for each tensor."""
+    _assert_clean(world, [case for case in _rare() if case.collective in IN_PARTS])
+
+
+def _rare() -> list[Case]:
+    return [case for dtype in OPTIONAL for case in every_collective(dtype=dtype)]
+
+
+def _assert_clean(world: World, cases: list[Case]) -> None:
     for case, *ends in zip(cases, *world.run(refusals, cases), strict=True):
         kinds = {kind for kind, _ in ends}
         assert kinds in ({"right"}, {"refused"}), f"{case}: {ends}"
@@ -69,8 +95,6 @@ def test_wrong_arguments(rank: Rank) -> None:
         lambda: dist.all_gather(tensor, tensor),
         lambda: dist.scatter(tensor, None, src=rank.index),
         lambda: dist.gather(tensor, None, dst=rank.index),
-        lambda: dist.all_gather(two[:1], tensor),
-        lambda: dist.reduce_scatter(tensor, two[:1]),
         lambda: dist.all_gather([tensor, tensor.int()], tensor),
     ]
     for misuse in wrong:
@@ -87,8 +111,11 @@ def test_wrong_arguments(rank: Rank) -> None:
     "input_list, all_to_all: output_tensor_list, input_tensor_list",
 )
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (1, 2)], ids=["world", "without-rank-0"])
+@pytest.mark.parametrize(
+    "name", ["all_gather", "reduce_scatter", "all_to_all-received", "all_to_all-sent", "gather", "scatter"]
+)
 @pytest.mark.world(3)
-def test_lengths_of_lists(world: World, ranks: tuple[int, ...]) -> None:
+def test_lengths_of_lists(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """Give no tensor, one too few, one too many, twice as many; synchronously and not; then the right number."""
 
     def body(rank: Rank) -> None:
@@ -101,21 +128,20 @@ def test_lengths_of_lists(world: World, ranks: tuple[int, ...]) -> None:
             return [torch.full((2,), 5.0, device=rank.device) for _ in range(count)]
 
         one, right = some(1)[0], some(size)
-        wrong: dict[str, Callable[[list[torch.Tensor], dict[str, Any]], Any]] = {
+        calls: dict[str, Callable[[list[torch.Tensor], dict[str, Any]], Any]] = {
             "all_gather": lambda tensors, options: dist.all_gather(tensors, one, **options),
             "reduce_scatter": lambda tensors, options: dist.reduce_scatter(one, tensors, **options),
-            "all_to_all, received": lambda tensors, options: dist.all_to_all(tensors, right, **options),
-            "all_to_all, sent": lambda tensors, options: dist.all_to_all(right, tensors, **options),
+            "all_to_all-received": lambda tensors, options: dist.all_to_all(tensors, right, **options),
+            "all_to_all-sent": lambda tensors, options: dist.all_to_all(right, tensors, **options),
             "gather": lambda tensors, options: dist.gather(one, tensors, rank.index, **options),
             "scatter": lambda tensors, options: dist.scatter(one, tensors, rank.index, **options),
         }
-        for name, call in wrong.items():
-            for count in (0, size - 1, size + 1, 2 * size):
-                for asynchronous in (False, True):
-                    given = some(count)
-                    with pytest.raises((TypeError, ValueError, RuntimeError)):
-                        call(given, {"group": group, "async_op": asynchronous})
-                    assert [t.tolist() for t in (*given, one, *right)] == [[5, 5]] * (count + 1 + size), name
+        for count in (0, size - 1, size + 1, 2 * size):
+            for asynchronous in (False, True):
+                given = some(count)
+                with pytest.raises((TypeError, ValueError, RuntimeError)):
+                    calls[name](given, {"group": group, "async_op": asynchronous})
+                assert [t.tolist() for t in (*given, one, *right)] == [[5, 5]] * (count + 1 + size), count
         gathered = some(size)
         dist.all_gather(gathered, torch.full((2,), float(rank.index), device=rank.device), group)
         assert [t.tolist() for t in gathered] == [[i, i] for i in ranks]
@@ -322,10 +348,25 @@ def test_timeouts_at_debug_level(world: World) -> None:
     "test_allgather_coalesced_checks; test_c10d_common.py: AbstractCommTest",
 )
 @pytest.mark.needs(collective="gather")
-@pytest.mark.needs(collective="scatter")
-@pytest.mark.needs(features=["coalescing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            "all_gather", marks=pytest.mark.needs(features=["mismatches"])
+        ),  # only the sender sees some of them
+        pytest.param("all_gather_coalesced", marks=COALESCING),
+        "all_gather_into_tensor",
+        pytest.param("all_reduce_coalesced", marks=COALESCING),
+        "all_to_all",
+        "all_to_all_single",
+        "gather",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        pytest.param("scatter", marks=pytest.mark.needs(collective="scatter")),
+    ],
+)
 @spmd(2)
-def test_tensors_that_do_not_fit(rank: Rank) -> None:
+def test_tensors_that_do_not_fit(rank: Rank, name: str) -> None:
     """Give tensors that are longer, shorter, empty or of another dtype, first, last or everywhere; then right ones."""
     me = rank.index
 
@@ -335,7 +376,7 @@ def test_tensors_that_do_not_fit(rank: Rank) -> None:
     def lists(wrong: torch.Tensor) -> list[list[torch.Tensor]]:
         return [[wrong.clone(), t()], [t(), wrong.clone()], [wrong.clone(), wrong.clone()]]
 
-    refused: list[tuple[str, Callable[[], Any]]] = []
+    refused: list[tuple[str, str, Callable[[], Any]]] = []
     for kind, wrong in {
         "longer": t(3),
         "shorter": t(1),
@@ -346,24 +387,27 @@ def test_tensors_that_do_not_fit(rank: Rank) -> None:
         size = kind in ("longer", "shorter", "empty")
         two = torch.cat([wrong, wrong])
         refused += [
-            (f"{kind}: all_gather_into_tensor", lambda two=two: dist.all_gather_into_tensor(two, t())),
-            (f"{kind}: reduce_scatter_tensor", lambda two=two: dist.reduce_scatter_tensor(t(), two)),
-            (f"{kind}: all_to_all_single", lambda two=two: dist.all_to_all_single(two, t(4))),
+            ("all_gather_into_tensor", kind, lambda two=two: dist.all_gather_into_tensor(two, t())),
+            ("reduce_scatter_tensor", kind, lambda two=two: dist.reduce_scatter_tensor(t(), two)),
+            ("all_to_all_single", kind, lambda two=two: dist.all_to_all_single(two, t(4))),
         ]
         for some in lists(wrong):
-            nested = [[tensor] for tensor in some]
-            refused.append((f"{kind}: all_gather", lambda some=some: dist.all_gather(some, t())))
-            refused.append((f"{kind}: all_gather_coalesced", lambda n=nested: dist.all_gather_coalesced(n, [t()])))
-            refused.append((f"{kind}: gather", lambda some=some: dist.gather(t(), some, me)))
-            refused.append((f"{kind}: scatter", lambda some=some: dist.scatter(t(), some, me)))
+            nested, right = [[tensor] for tensor in some], [t(), t()]
+            refused += [
+                ("all_gather", kind, lambda some=some: dist.all_gather(some, t())),
+                ("all_gather_coalesced", kind, lambda n=nested: dist.all_gather_coalesced(n, [t()])),
+                ("gather", kind, lambda some=some: dist.gather(t(), some, me)),
+                ("scatter", kind, lambda some=some: dist.scatter(t(), some, me)),
+            ]
             if size:
                 continue
-            right = [t(), t()]
-            refused.append((f"{kind}: reduce_scatter", lambda some=some: dist.reduce_scatter(t(), some)))
-            refused.append((f"{kind}: all_to_all in", lambda some=some, r=right: dist.all_to_all(r, some)))
-            refused.append((f"{kind}: all_to_all out", lambda some=some, r=right: dist.all_to_all(some, r)))
+            refused += [
+                ("reduce_scatter", kind, lambda some=some: dist.reduce_scatter(t(), some)),
+                ("all_to_all", f"{kind} in", lambda some=some, r=right: dist.all_to_all(r, some)),
+                ("all_to_all", f"{kind} out", lambda some=some, r=right: dist.all_to_all(some, r)),
+            ]
             if some[0].dtype != some[1].dtype:
-                refused.append((f"{kind}: all_reduce_coalesced", lambda some=some: dist.all_reduce_coalesced(some)))
+                refused.append(("all_reduce_coalesced", kind, lambda some=some: dist.all_reduce_coalesced(some)))
     flat: Any = [t(), t()]
     for what, outs, ins in (
         ("no list of lists", flat, [t()]),
@@ -373,18 +417,21 @@ def test_tensors_that_do_not_fit(rank: Rank) -> None:
         ("lists of one for two", [[t()], [t()]], [t(), t()]),
         ("nothing", [[], []], []),
     ):
-        refused.append((f"{what}: all_gather_coalesced", lambda o=outs, i=ins: dist.all_gather_coalesced(o, i)))
-    refused.append(("nothing: all_reduce_coalesced", lambda: dist.all_reduce_coalesced([])))
-    for what, call in refused:
+        refused.append(("all_gather_coalesced", what, lambda o=outs, i=ins: dist.all_gather_coalesced(o, i)))
+    refused.append(("all_reduce_coalesced", "nothing", lambda: dist.all_reduce_coalesced([])))
+    calls = [(what, call) for collective, what, call in refused if collective == name]
+    assert calls
+    for what, call in calls:
         for _ in range(2):
             try:
                 call()
             except (TypeError, ValueError, RuntimeError):
                 continue
-            raise AssertionError(f"{what} is not refused")
-    outs = [[t(), t(3)] for _ in range(2)]
-    dist.all_gather_coalesced(outs, [t() + me, t(3) + me])
-    assert [[tensor.tolist() for tensor in line] for line in outs] == [[[5] * 2, [5] * 3], [[6] * 2, [6] * 3]]
+            raise AssertionError(f"{what}: {name} is not refused")
+    if name == "all_gather_coalesced":
+        outs = [[t(), t(3)] for _ in range(2)]
+        dist.all_gather_coalesced(outs, [t() + me, t(3) + me])
+        assert [[tensor.tolist() for tensor in line] for line in outs] == [[[5] * 2, [5] * 3], [[6] * 2, [6] * 3]]
     gathered = [t(), t()]
     for root in range(2):
         dist.gather(t() + me, gathered if me == root else None, root)

@@ -68,6 +68,7 @@ def test_send_recv(world: World) -> None:
     "recv without a source receives a message from any rank and returns the sender's rank.",
     source="torch.distributed.recv: src=None",
 )
+@pytest.mark.needs(features=["tags"])
 @spmd(2, 3, 4)
 def test_any_source(rank: Rank) -> None:
     """Each other rank sends one message to rank 0, which waits for it in recv, and one that irecv takes."""
@@ -447,20 +448,31 @@ def test_order_in_batches(rank: Rank) -> None:
 )
 @pytest.mark.world(2)
 def test_requests_in_order(world: World) -> None:
-    """Rank 1 takes part in each operation of rank 0's batch only after rank 0 has waited for the one before."""
+    """Rank 1 takes part in each operation of rank 0's batch only after rank 0 has waited for the one before.
+
+    If rank 0 has one request for the whole batch, rank 1 gives a batch, too.
+    """
 
     def body(rank: Rank) -> None:
+        other = 1 - rank.index
+        first = [dist.P2POp(dist.isend, outgoing(rank), other), dist.P2POp(dist.irecv, incoming(rank), other)]
+        for work in dist.batch_isend_irecv(first):  # a group's first batch may wait until both ranks give one
+            work.wait()
         for order in ("rr", "sr", "rs", "rrr", "srs", "rsr"):
             sends = [(kind == "s") == (rank.index == 0) for kind in order]
             tensors = [outgoing(rank, call=tag) if sent else incoming(rank) for tag, sent in enumerate(sends)]
             functions = [dist.isend if sent else dist.irecv for sent in sends]
+            pairs = enumerate(zip(functions, tensors, strict=True))
+            batch = [dist.P2POp(call, tensor, other, tag=tag) for tag, (call, tensor) in pairs]
             if rank.index == 0:
-                pairs = enumerate(zip(functions, tensors, strict=True))
-                works = dist.batch_isend_irecv([dist.P2POp(call, tensor, 1, tag=tag) for tag, (call, tensor) in pairs])
+                works = dist.batch_isend_irecv(batch)
                 assert len(works) in (1, len(order))
-                for done, work in enumerate(works):
-                    for tag in range(done + 1 if len(works) > 1 else len(order)):
-                        rank.store.set(f"{order} {tag}", "")
+                rank.store.set(order, str(len(works)))
+                for tag, work in enumerate(works):
+                    rank.store.set(f"{order} {tag}", "")
+                    work.wait()
+            elif int(rank.store.get(order)) == 1:
+                for work in dist.batch_isend_irecv(batch):
                     work.wait()
             else:
                 for tag, (call, tensor) in enumerate(zip(functions, tensors, strict=True)):
