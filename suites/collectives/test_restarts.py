@@ -33,7 +33,7 @@ def assert_usable(group: dist.ProcessGroup | None, ranks: list[int], me: int, de
     "The default group can be destroyed and initialized again with any world size, even by ranks that are out of step.",
     source="torch.distributed.destroy_process_group, init_process_group; pytorch/pytorch#119196",
 )
-@spmd(3)
+@spmd(3, timeout=120)  # on an accelerator, each group may take seconds to connect
 def test_start_again_out_of_step(rank: Rank) -> None:
     """Run twenty cycles of 3, 2, 1 and 3 ranks; each rank joins up to 4 ms late and leaves when it is done."""
     dist.barrier()
@@ -92,7 +92,7 @@ def test_start_again_in_the_same_place(world: World, place: str) -> None:
     source="torch.distributed.destroy_process_group, new_group, get_global_rank, get_group_rank",
 )
 @pytest.mark.needs(features=["functional", "messages"])
-@spmd(3)
+@spmd(3, timeout=120)
 def test_groups_of_a_new_world(rank: Rank) -> None:
     """In each of three worlds make groups of other ranks in the same order, and use their members by number."""
     worlds = [[(0, 1), (1, 2), (2,)], [(1, 2), (0, 2), (0, 1)], [(0, 2), (0, 1, 2), (1, 2)]]

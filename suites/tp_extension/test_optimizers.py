@@ -102,10 +102,12 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
     def adagrad(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(model.parameters(), lr=0.5, initial_accumulator_value=0.25)
 
-    alone = layers()
-    optimizer = adagrad(alone)
-    train(alone, optimizer, *range(trained + 2))
-    expected = {name: p.detach() for name, p in alone.named_parameters()}
+    def alone(device: torch.device) -> dict[str, torch.Tensor]:
+        model = layers().to(device)
+        train(model, adagrad(model), *range(trained + 2))
+        return {name: p.detach().cpu() for name, p in model.named_parameters()}
+
+    expected = alone(torch.device("cpu"))
 
     def body(rank: Rank) -> None:
         module = layers().to(rank.device)
@@ -119,7 +121,13 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
         nonempty = [p for p in model.parameters() if p.numel()]
         assert [optimizer.state[p]["sum"].shape for p in nonempty] == [p.shape for p in nonempty]
         train(model, optimizer, trained, trained + 1)
-        assert_same_all(expected, tp_extension.parameters(model), "parameter")
+        parameters = tp_extension.parameters(model)
+        there = alone(rank.device)
+        if all(torch.equal(one, there[name]) for name, one in expected.items()):
+            assert_same_all(expected, parameters, "parameter")
+        else:  # the device rounds in another way than the host, and so may other kernels of it
+            near = 8 * torch.finfo(torch.float32).eps
+            torch.testing.assert_close(parameters, expected, rtol=near, atol=near, check_device=False)
 
     world.run(body)
 
