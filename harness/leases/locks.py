@@ -46,13 +46,13 @@ def unlock(fd: int) -> None:
 
 
 def held_by_others(path: Path) -> bool:
-    """Return whether a file is locked, by this process or any other, shared or not."""
+    """Return whether a file is locked by one process for itself, by this one or any other."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # not exclusively: others may look at the same time
     except OSError:
         return True
     finally:

@@ -160,8 +160,13 @@ def holders(folder: Path, keys: Sequence[str]) -> list[Holder | None]:
 
     A device that is shared has a holder for each share.
     """
-    held = [key for key in keys if held_by_others(lock_file(folder, key))]
-    return [holder for key in held for holder in sharers(folder, key) or [signed(lock_file(folder, key))]]
+    return [holder for key in keys for holder in sharers(folder, key) or _owner(folder, key)]
+
+
+def _owner(folder: Path, key: str) -> list[Holder | None]:
+    """Return who has a device for itself; empty if nobody has."""
+    path = lock_file(folder, key)
+    return [signed(path)] if held_by_others(path) else []
 
 
 def sharers(folder: Path, key: str) -> list[Holder | None]:

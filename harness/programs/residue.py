@@ -36,6 +36,8 @@ _OF_GLOO = (_GLOO_LOOPS, _GLOO_WORKERS)
 _OF_TORCH = ("gloo_", "pt_")
 _PATIENCE = 0.5
 """Seconds within which threads must end, and release what they hold."""
+_PATIENCE_ON_DEVICE = 5.0
+"""The same for threads of groups that wait for their device before they end."""
 
 
 class Left(NamedTuple):
@@ -128,18 +130,24 @@ def left(before: State, *, groups_freed: bool = True, on_device: bool = False) -
 
     ``groups_freed``: whether gloo's threads must have ended, too. They live as long as anything holds their group.
     ``on_device``: libraries of an accelerator start threads, without names, when they are first needed. These stay.
+    Groups of its backend have threads of other names than gloo's.
     """
+    if not groups_freed:
+        of_groups = (*_OF_TORCH, _own_name()) if on_device else _names_of_gloo(before.threads)
+        return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(of_groups))]
     if on_device:
         own = _own_name()
-        changes = left(before, groups_freed=groups_freed)
+        changes = _once_ended(before, _PATIENCE_ON_DEVICE, own)
         return [change for change in changes if (change.kind, change.name) != ("threads", own)]
-    if not groups_freed:
-        of_gloo = _names_of_gloo(before.threads)
-        return [c for c in _changes(before) if not (c.kind == "threads" and c.name.startswith(of_gloo))]
+    return _once_ended(before, _PATIENCE)
+
+
+def _once_ended(before: State, seconds: float, ignored: str = "") -> list[Left]:
+    """Return the changes when all threads have ended but those of the ignored name, or so many seconds are over."""
     changes = _changes(before)
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + seconds
     # A thread that has been joined is still listed for a moment.
-    while any(change.kind == "threads" for change in changes) and time.monotonic() < until:
+    while any(c.kind == "threads" and c.name != ignored for c in changes) and time.monotonic() < until:
         time.sleep(0.001)
         changes = _changes(before)
     return changes

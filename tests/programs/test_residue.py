@@ -212,6 +212,30 @@ def test_threads_of_a_group_that_is_kept(monkeypatch: pytest.MonkeyPatch, thread
     assert bool(residue.left(before, groups_freed=False)) == ours
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_threads_of_groups_on_a_device(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of a backend's groups have longer to end on a device, and need not if their groups live on."""
+    monkeypatch.setattr(residue, "_PATIENCE", 0.0)
+    before = residue.take()
+    stop = threading.Event()
+    ready = threading.Event()
+
+    def named() -> None:
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as f:
+            f.write("pt_nccl_heartbt")
+        ready.set()
+        stop.wait()
+
+    thread = threading.Thread(target=named, daemon=True)
+    thread.start()
+    ready.wait()
+    kept = [change.kind for change in residue.left(before, groups_freed=False, on_device=on_device)]
+    threading.Timer(0.2, stop.set).start()
+    ended = [change.kind for change in residue.left(before, on_device=on_device)]
+    thread.join()
+    assert ("threads" in kept, "threads" in ended) == (not on_device, not on_device)
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_threads_that_name_themselves_late(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     """A thread that has a name only now is the one that had none before; a further one with this name is new."""
