@@ -20,10 +20,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from fixtures import optimizer_groups, states
 from fixtures.wrapped import wrapped
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.dynamo import checkpointed
 from harness.stacks.limit import runs_with
@@ -269,6 +270,48 @@ def test_tied(world: World, stack: str) -> None:
         return replicate_fsdp.apply(model, rank, groups=False) if stack == "replicated" else model
 
     world.run(lambda rank: states.check_tied(rank, together))
+
+
+KEPT: dict[str, Callable[[Rank, nn.Module], Any]] = {
+    "plain": lambda rank, model: model,
+    "fsdp1": wrapped,
+    "sharded": lambda rank, model: fully_shard(model, mesh=rank.mesh()),
+    "replicated": lambda rank, model: DistributedDataParallel(model),
+    "compiled": lambda rank, model: torch.compile(model, backend="eager"),
+    "whole, for shards": lambda rank, model: fully_shard(model, mesh=rank.mesh()),
+}
+"""Ways to make a module; all but the sharded one load whole tensors."""
+
+
+@requirement(
+    "RFSDP-DICT-304",
+    "set_model_state_dict leaves the dict that it loads as it is, so that it can be loaded or saved again.",
+    source=f"{SOURCE}: set_model_state_dict; torch.nn.Module.load_state_dict",
+)
+@pytest.mark.parametrize("way", KEPT)
+@pytest.mark.world(2)
+def test_loaded_states_stay(world: World, way: str) -> None:
+    """Load a state dict into a module, and look at its names and tensors."""
+
+    def body(rank: Rank) -> list[str]:
+        def made(start: float) -> Any:
+            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device)
+            for number, p in enumerate(model.parameters()):
+                nn.init.constant_(p, start + number)
+            return KEPT[way](rank, model)
+
+        options = StateDictOptions(full_state_dict=way != "sharded")
+        given = dict(get_model_state_dict(made(1), options=options))
+        before = {name: value.clone() for name, value in given.items()}
+        set_model_state_dict(made(10), given, options=options)
+        changed = [f"{name} is lost" for name in before if name not in given]
+        changed += [f"{name} has come" for name in given if name not in before]
+        for name in given.keys() & before.keys():
+            if type(given[name]) is not type(before[name]) or not torch.equal(given[name], before[name]):
+                changed.append(f"{name} has become a {type(given[name]).__name__}, or other numbers")
+        return sorted(changed)
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(
