@@ -36,10 +36,10 @@ IN_PARTS = ("scatter", "all_to_all")
 )
 @pytest.mark.world(2, 3)
 def test_refusals_are_clean(world: World) -> None:
-    """Rare dtypes, reductions without a meaning and PREMUL_SUM are correct or raise, alike on all ranks."""
+    """Rare dtypes and reductions without a meaning are correct or raise, alike on all ranks."""
     cases = [case for case in _rare() if case.collective not in IN_PARTS]
-    for op in (*OPS, "PREMUL_SUM"):
-        known = dtypes_of(op) if op != "PREMUL_SUM" else ()
+    for op in OPS:
+        known = dtypes_of(op)
         others = [dtype for dtype in DTYPES if dtype not in known and not (dtype in COMPLEX and op in ("MIN", "MAX"))]
         cases += [Case("all_reduce", op, dtype) for dtype in others if _has_a_model(op, dtype)]
     _assert_clean(world, cases)
@@ -61,6 +61,25 @@ def test_refusals_of_parts(world: World) -> None:
     _assert_clean(world, [case for case in _rare() if case.collective in IN_PARTS])
 
 
+@requirement(
+    "COLL-REFUSE-01",
+    "A dtype or reduction that a backend does not support raises an error on every rank.",
+    source="torch.distributed: Backends",
+)
+@requirement(
+    "COLL-REFUSE-02",
+    "The group stays usable after an unsupported collective has raised an error.",
+    source="torch.distributed: Backends",
+)
+@pytest.mark.parametrize(
+    "of", [dtype for dtype in DTYPES if dtype != torch.bool], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+@pytest.mark.world(2, 3)
+def test_refusals_of_premultiplied_sums(world: World, of: torch.dtype) -> None:
+    """PREMUL_SUM is correct or raises, alike on all ranks, whatever the dtype."""
+    _assert_clean(world, [Case(name, "PREMUL_SUM", of) for name in ("all_reduce", "reduce_scatter_tensor")])
+
+
 def _rare() -> list[Case]:
     return [case for dtype in OPTIONAL for case in every_collective(dtype=dtype)]
 
@@ -74,7 +93,7 @@ def _assert_clean(world: World, cases: list[Case]) -> None:
 
 def _has_a_model(op: str, dtype: torch.dtype) -> bool:
     if dtype == torch.bool:
-        return op not in ("AVG", "PREMUL_SUM")
+        return op != "AVG"
     return not (dtype.is_floating_point or dtype.is_complex) or op not in ("BAND", "BOR", "BXOR")
 
 
@@ -351,17 +370,17 @@ def test_timeouts_at_debug_level(world: World) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            "all_gather", marks=pytest.mark.needs(features=["mismatches"])
-        ),  # only the sender sees some of them
+        pytest.param(  # only the sender sees some of them
+            "all_gather", marks=pytest.mark.needs(collective="all_gather", features=["mismatches"])
+        ),
         pytest.param("all_gather_coalesced", marks=COALESCING),
-        "all_gather_into_tensor",
+        pytest.param("all_gather_into_tensor", marks=pytest.mark.needs(collective="all_gather_into_tensor")),
         pytest.param("all_reduce_coalesced", marks=COALESCING),
-        "all_to_all",
-        "all_to_all_single",
+        pytest.param("all_to_all", marks=pytest.mark.needs(collective="all_to_all")),
+        pytest.param("all_to_all_single", marks=pytest.mark.needs(collective="all_to_all_single")),
         "gather",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
+        pytest.param("reduce_scatter", marks=pytest.mark.needs(collective="reduce_scatter")),
+        pytest.param("reduce_scatter_tensor", marks=pytest.mark.needs(collective="reduce_scatter_tensor")),
         pytest.param("scatter", marks=pytest.mark.needs(collective="scatter")),
     ],
 )

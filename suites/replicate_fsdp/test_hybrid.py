@@ -210,3 +210,34 @@ def test_divide_factor(world: World) -> None:
                         model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "RFSDP-DIV-05",
+    "With full or hybrid sharding, the sum of all ranks' gradients is divided by a gradient divide factor once.",
+    source="torch.distributed.fsdp.FSDPModule: set_gradient_divide_factor, set_force_sum_reduction_for_comms",
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.world(4)
+def test_factor_in_the_reduction(world: World, dtype: str) -> None:
+    """Step with two factors that the reduction multiplies by; where it can't, every rank raises."""
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        options: Any = {"dtype": getattr(torch, dtype), "device": rank.device}
+        found = []
+        for shape in ((4,), (2, 2)):
+            mesh = rank.mesh(*shape, names=("replicas", "shards")[-len(shape) :])
+            for factor in (8.0, 0.5):
+                model: Any = nn.Linear(4, 4, bias=False, **options)
+                fully_shard(model, mesh=mesh)
+                model.set_gradient_divide_factor(factor)
+                out = model(torch.full((1, 4), 8.0 * (1 + rank.index), **options)).sum()
+                try:
+                    out.backward()
+                except (RuntimeError, ValueError):
+                    return "refused"
+                found.append(replicate_fsdp.gradients(model)["weight"].unique().tolist())
+        return found
+
+    ends = world.run(body)
+    assert ends in (["refused"] * 4, [[[10.0], [160.0], [10.0], [160.0]]] * 4), f"gradients of {dtype}: {ends}"
