@@ -13,8 +13,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
@@ -139,6 +141,54 @@ def test_loading(world: World, stack: str) -> None:
     """Load sharded, full and flattened states, and a full one from rank 0, into a new and into a trained model."""
     distribute = STACKS[stack]
     world.run(lambda rank: states.check_loading(rank, distribute))
+
+
+FULL, FLAT = {"full_state_dict": True}, {"flatten_optimizer_state_dict": True}
+FLATTENED: dict[str, tuple[dict[str, bool], dict[str, bool]]] = {
+    "by its keys": (FULL | FLAT, {}),
+    "as flattened": (FULL | FLAT, FLAT),
+    "as full": (FULL | FLAT, FULL),
+    "offloaded": (FLAT | {"cpu_offload": True}, FLAT | {"cpu_offload": True}),
+    "as saved": (FULL | FLAT, FULL | FLAT),
+    "from rank 0": (FULL | FLAT | {"cpu_offload": True}, FULL | FLAT | {"broadcast_from_rank0": True}),
+}
+"""Options for saving and loading a flattened state."""
+
+
+@requirement(
+    "RFSDP-DICT-03",
+    "A model and an optimizer that a state dict was loaded into train on as the saved ones, whatever the options.",
+    source=f"{SOURCE}: set_state_dict, set_model_state_dict, set_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("options", FLATTENED)
+@pytest.mark.world(2)
+def test_full_flattened(world: World, options: str) -> None:
+    """Load an optimizer's flattened state, whole or from the host, into another optimizer that has taken steps."""
+
+    def body(rank: Rank) -> None:
+        def made(start: float) -> tuple[Any, torch.optim.Optimizer]:
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)).to(rank.device)
+            for number, p in enumerate(model.parameters()):
+                nn.init.constant_(p, start + number)
+            fully_shard(model, mesh=rank.mesh())
+            rmsprop = torch.optim.RMSprop(model.parameters(), lr=start, momentum=0.5)
+            model(torch.full((2, 3), start, device=rank.device)).sum().backward()
+            rmsprop.step()
+            return model, rmsprop
+
+        def whole(model: Any, rmsprop: torch.optim.Optimizer) -> Any:
+            return states.whole(
+                get_optimizer_state_dict(model, rmsprop, options=StateDictOptions(full_state_dict=True))
+            )
+
+        saving, loading = FLATTENED[options]
+        one, other = made(1.0), made(2.0)
+        saved = states.copied(get_optimizer_state_dict(*one, options=StateDictOptions(**saving)))
+        right = whole(*one)
+        set_optimizer_state_dict(*other, saved, options=StateDictOptions(**loading))
+        states.assert_equal(right, whole(*other), options)
+
+    world.run(body)
 
 
 @requirement(
