@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from fixtures.wrapped import assert_as_alone, gathered
 from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
@@ -47,14 +48,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, *steps: int) -> No
 def momenta(state: Any) -> dict[str, torch.Tensor]:
     """Return the unsharded momentum buffers by parameter name."""
     buffers = {name: of["momentum_buffer"] for name, of in state.items()}
-    return {name: whole(t) if isinstance(t, DTensor) else t for name, t in sorted(buffers.items())}
-
-
-def whole(tensor: DTensor) -> torch.Tensor:
-    """Gather a tensor on its mesh's device, because the host may have no collectives for an offloaded tensor."""
-    size = {"shape": tensor.shape, "stride": tensor.stride()}
-    on_mesh = DTensor.from_local(tensor.to_local(), tensor.device_mesh, tensor.placements, **size)  # moves to the mesh
-    return on_mesh.full_tensor()
+    return {name: gathered(t) if isinstance(t, DTensor) else t for name, t in sorted(buffers.items())}
 
 
 @requirement(
@@ -123,11 +117,7 @@ def test_made_before(world: World, trained: int, original: bool) -> None:
         train(model, optimizer, trained, trained + 1)
         parameters = tp_extension.parameters(model)
         there = alone(rank.device)
-        if all(torch.equal(one, there[name]) for name, one in expected.items()):
-            assert_same_all(expected, parameters, "parameter")
-        else:  # the device rounds in another way than the host, and so may other kernels of it
-            near = 8 * torch.finfo(torch.float32).eps
-            torch.testing.assert_close(parameters, expected, rtol=near, atol=near, check_device=False)
+        assert_as_alone(expected, there, parameters, "parameter")
 
     world.run(body)
 

@@ -116,7 +116,7 @@ def test_names(world: World) -> None:
         for strategy, original, step in itertools.product(STRATEGIES, (True, False), range(2)):
             what = f"{strategy}, {original=}, {step=}"
             options = {"sharding_strategy": strategy, "use_orig_params": original}
-            model = made()
+            model = made().to(rank.device)  # which may make other buffers
             buffers = dict(model.named_buffers())
             model.others[0] = wrapped(rank, model.others[0], **options)
             model = wrapped(rank, model, **options)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Two, Weight, inputs, wrapped
+from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Two, Weight, assert_as_alone, gathered, inputs, wrapped
 from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
@@ -66,7 +66,7 @@ class Parts(nn.Module):
 
 def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return copies of what is in a state dict, unsharded."""
-    found = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+    found = {name: gathered(value) if isinstance(value, DTensor) else value for name, value in state.items()}
     return {name: value.detach().cpu().clone() for name, value in found.items()}
 
 
@@ -317,11 +317,15 @@ def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -
         return torch.optim.Adam(model.parameters(), lr=0.5, foreach=False)
 
     for kind in kinds:
-        alone = module()
-        of_alone = adam(alone)
-        train(alone, of_alone, 2, torch.device("cpu"))
-        names = {p: name for name, p in alone.named_parameters()}
-        expected = {names[p]: dict(state) for p, state in of_alone.state.items()}
+
+        def on_one(device: torch.device) -> dict[str, dict[str, Any]]:
+            alone = module().to(device)
+            of_alone = adam(alone)
+            train(alone, of_alone, 2, device)
+            names = {p: name for name, p in alone.named_parameters()}
+            return {names[p]: dict(state) for p, state in of_alone.state.items()}
+
+        expected, there = on_one(torch.device("cpu")), on_one(rank.device)
         model = made()
         of_model = adam(model)
         train(model, of_model, 2, rank.device)
@@ -335,7 +339,8 @@ def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -
             found = {name: whole(of) for name, of in state["state"].items()}
             assert sorted(found) == sorted(expected), f"{what}, {kind}, {when}: {sorted(found)}"
             for name, of in expected.items():
-                assert_same_all(whole(of), {key: found[name][key] for key in of}, f"{what}, {kind}, {when}: {name}")
+                same_order = {key: found[name][key] for key in of}
+                assert_as_alone(whole(of), whole(there[name]), same_order, f"{what}, {kind}, {when}: {name}")
         train(other, fresh, 1, rank.device)
 
 

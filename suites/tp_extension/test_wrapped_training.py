@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
-from harness import Rank, World, assert_same_all, dyadic, requirement
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, assert_as_alone, inputs, nested, own, wrapped
+from harness import Rank, World, dyadic, requirement
 from harness.stacks import messages, tp_extension
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -69,13 +69,16 @@ def as_alone(
     rank: Rank, made: Callable[[], nn.Module], prepare: Callable[[Any, int], None], what: str, **options: Any
 ) -> None:
     """Assert that a wrapped module trains as one device does on the average of all parts."""
-    alone = made()
-    right = steps(alone, [*range(rank.size)], torch.device("cpu"), prepare)[rank.index :: rank.size]
+    alone, there = made(), made().to(rank.device)
+    right, right_there = (
+        dict(enumerate(steps(one, [*range(rank.size)], device, prepare)[rank.index :: rank.size]))
+        for one, device in ((alone, torch.device("cpu")), (there, rank.device))
+    )
     model = wrapped(rank, made(), **options)
     found = steps(model, [rank.index], rank.device, prepare)
-    assert_same_all(dict(enumerate(right)), dict(enumerate(found)), f"{what}: output of step")
-    expected = {name: p.detach() for name, p in alone.named_parameters()}
-    assert_same_all(expected, whole(model), f"{what}: parameter")
+    assert_as_alone(right, right_there, dict(enumerate(found)), f"{what}: output of step")
+    expected, expected_there = ({name: p.detach() for name, p in one.named_parameters()} for one in (alone, there))
+    assert_as_alone(expected, expected_there, whole(model), f"{what}: parameter")
 
 
 def policies() -> list[Any]:
@@ -438,14 +441,16 @@ def test_parameter_groups(world: World) -> None:
         for (strategy, before, two), to_none in zip(ways, itertools.cycle((True, False, False)), strict=False):
             what = f"{strategy}, {before=}, {two=}, {to_none=}"
             alone: Any = nn.Sequential(Two(), Two())
-            train(alone, made(alone, two), to_none, rank.size)
+            there: Any = nn.Sequential(Two(), Two()).to(rank.device)
+            for one in (alone, there):
+                train(one, made(one, two), to_none, rank.size)
             module: Any = nn.Sequential(Two(), Two()).to(rank.device)
             optimizers = made(module, two) if before else []
             options = {"sharding_strategy": strategy, "use_orig_params": True}
             model = wrapped(rank, module, auto_wrap_policy=ModuleWrapPolicy({Two}), **options)
             train(model, optimizers or made(model, two), to_none, 1)
-            expected = {name: p.detach() for name, p in alone.named_parameters()}
-            assert_same_all(expected, whole(model), what)
+            expected, on_device = ({n: p.detach() for n, p in one.named_parameters()} for one in (alone, there))
+            assert_as_alone(expected, on_device, whole(model), what)
 
     world.run(body)
 
