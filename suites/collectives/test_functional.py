@@ -401,6 +401,25 @@ def test_negative_dimension(world: World, dim: int) -> None:
 
 
 @requirement(
+    "COLL-FUNC-18",
+    "A functional gather or scatter counts a negative dimension from the last.",
+    source="torch.distributed._functional_collectives: all_gather_tensor, reduce_scatter_tensor",
+)
+@pytest.mark.needs(collective="all_gather_into_tensor")
+@pytest.mark.parametrize("dim", [-1, -2])
+@pytest.mark.world(2)
+def test_negative_dimension_of_one_row(world: World, dim: int) -> None:
+    """Gather blocks whose first dimension has one element."""
+
+    def body(rank: Rank) -> None:
+        blocks = [torch.arange(6.0, device=rank.device).view(1, 2, 3) + 10 * i for i in range(rank.size)]
+        whole = functional.wait_tensor(functional.all_gather_tensor(blocks[rank.index], dim, dist.group.WORLD))
+        assert_same(torch.cat(blocks, dim=dim), whole, "gathered")
+
+    world.run(body)
+
+
+@requirement(
     "COLL-FUNC-19",
     "A list of ranks means the group that has exactly these ranks, whatever groups share some of them.",
     source="torch.distributed._functional_collectives: all_reduce: group; "

@@ -49,6 +49,22 @@ def test_first_on_a_fresh_group(world: World) -> None:
 
 
 @requirement(
+    "COLL-GROUP-282",
+    "new_group gives a rank that is not in the group a handle that says so.",
+    source="torch.distributed.new_group: 'or GroupMember.NON_GROUP_MEMBER if the rank is not part of ranks'",
+)
+@pytest.mark.parametrize("local", [False, True], ids=["by all ranks", "by its members"])
+@spmd(2)
+def test_handle_of_others(rank: Rank, local: bool) -> None:
+    """Each rank in turn is the only member."""
+    for member in range(rank.size):
+        group = dist.new_group([member], use_local_synchronization=local)
+        if rank.index != member:
+            assert group is dist.GroupMember.NON_GROUP_MEMBER, f"it is {group}"
+            assert dist.get_rank(group) == -1
+
+
+@requirement(
     "COLL-GROUP-03",
     "new_group puts its ranks in ascending order, whatever the order they are given in.",
     source="torch.distributed.new_group, get_process_group_ranks, get_rank, get_world_size, get_global_rank, "

@@ -532,6 +532,37 @@ def test_gradients(world: World, kind: str) -> None:
 
 
 @requirement(
+    "TP-OP-01",
+    "An operator on DTensors gives the result of plain tensors, or raises an error on every rank, for any placements.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("of", ["shards", "bytes", "pending sums"])
+@pytest.mark.world(2)
+def test_any(world: World, of: str) -> None:
+    """Of shards, of shards of bytes, and of pending sums that cancel out on the ranks; of all and of a dimension."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        whole = torch.tensor([[0, 1], [2, 3], [0, 5], [0, 7]], device=rank.device, dtype=torch.uint8)
+        if of == "bytes":
+            found = distribute_tensor(whole, mesh, [Shard(0)])
+        elif of == "shards":
+            whole = whole.float()
+            found = distribute_tensor(whole, mesh, [Shard(0)])
+        else:
+            sign = 1.0 if rank.index else -1.0
+            found = DTensor.from_local(whole.float() * sign, mesh, [Partial()])
+            whole = torch.zeros(4, 2, device=rank.device)
+        for dims in ((), (0,), (1,)):
+            right, got = whole.any(*dims), found.any(*dims).full_tensor()
+            if right.dtype != got.dtype or not torch.equal(right, got):
+                wrong.append(f"any{dims}: {got.tolist()} and not {right.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-OP-06",
     "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
     source="torch.distributed.tensor.Partial: pending reduction; DTensor",
