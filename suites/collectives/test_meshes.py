@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from harness import Rank, World, requirement, spmd
 from harness.stacks.collectives import concatenated, flattened, functional, unflattened
+from harness.stacks.limit import runs_with
 from suites.collectives.test_naming import total
 
 NAMES = ("a", "b", "c")
@@ -61,6 +63,51 @@ def check(rank: Rank, mesh: DeviceMesh, table: torch.Tensor, names: tuple[str, .
             assert summed.item() == wanted, f"{what}, functional over dimension {dim}"
             gathered = functional.wait_tensor(functional.all_gather_tensor(own, 0, group))
             assert sorted(gathered.tolist()) == sorted(10**i for i in line), f"{what}, gathered over dimension {dim}"
+
+
+@requirement(
+    "COLL-MESH-28",
+    "Slicing a mesh while a function is traced leaves nothing of it in the graph.",
+    source="torch.distributed.device_mesh.DeviceMesh; torch.fx.experimental.proxy_tensor.make_fx; "
+    "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, graphs had the operations of slicing")
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@spmd(2)
+def test_slices_while_traced(rank: Rank, mode: str) -> None:
+    """Add the sizes of slices, and multiply by them."""
+    mesh = rank.mesh(2, 1, names=("a", "b"))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x + mesh["a"].size()) * mesh["a", "b"].ndim
+
+    graph = make_fx(function, tracing_mode=mode)(torch.ones(2, device=rank.device))
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert called == [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]
+    assert graph(torch.ones(2, device=rank.device)).tolist() == [6, 6]
+
+
+@requirement(
+    "COLL-MESH-29",
+    "The error for a mesh or a group that can't be made is one sentence, which names what is wrong.",
+    source="torch.distributed.device_mesh.init_device_mesh: mesh_dim_names; torch.distributed.new_group: ranks",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the first of these errors had two texts")
+@spmd(2)
+def test_errors_of_what_cannot_be_made(rank: Rank) -> None:
+    """Repeat a name, give too few names, and list ranks that there are not."""
+    kind = rank.device.type
+    refused: dict[str, Callable[[], Any]] = {
+        "'a', 'a'": lambda: init_device_mesh(kind, (2, 1), mesh_dim_names=("a", "a")),
+        "len(mesh_dim_names): 1": lambda: init_device_mesh(kind, (2, 1), mesh_dim_names=("a",)),
+        "7": lambda: dist.new_group([0, 7]),
+        "-3": lambda: dist.new_group([0, -3]),
+    }
+    for named, make in refused.items():
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            make()
+        assert len(error.value.args) == 1, error.value.args
+        assert named in str(error.value), str(error.value)
 
 
 @requirement(

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.limit import runs_with
 from harness.stacks.pretended import FakeTensorMode, pretended
@@ -41,6 +41,32 @@ ORDERS = (0, 1, 2), (2, 0, 1), (1, 0, 2)
 def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     """Return a dense tensor whose dimensions lie in memory in an order."""
     return torch.zeros([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
+
+
+@requirement(
+    "TP-LAY-22",
+    "The local tensor into which shards are gathered is contiguous, whatever their dimension and their sizes.",
+    source="torch.distributed.tensor.DTensor: redistribute, full_tensor, to_local",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, uneven shards of an inner dimension were gathered strided")
+@pytest.mark.world(2, 3)
+def test_gathered_is_contiguous(world: World) -> None:
+    """Gather even and uneven shards of each dimension."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape, dim in itertools.product(((2, 5), (6, 6), (3, 4, 7)), (0, 1, -1)):
+            whole = torch.arange(float(torch.Size(shape).numel()), device=rank.device).reshape(shape)
+            x = distribute_tensor(whole, mesh, [Shard(dim)])
+            for name, local in (
+                ("redistribute", x.redistribute(placements=[Replicate()]).to_local()),
+                ("full_tensor", x.full_tensor()),
+            ):
+                if local.stride() != whole.stride() or not torch.equal(local, whole):
+                    wrong.append(f"{name} of {shape} along {dim}: strides {local.stride()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(

@@ -545,6 +545,7 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "columns by index": (lambda a, i: a[:, i], (A, classes(7, 3)), ALL, True),
     "rows by a sharded index": (lambda a, i: a[i], (A, classes(5, 3)), (Replicate(), APART), False),
     "gather": (lambda a, i: a.gather(1, i), (A, classes(7, 5, 2)), BOTH, True),
+    "scatter": (lambda a, i, b: a.scatter(1, i, b), (A, classes(7, 5, 2), floats(5, 2)), (APART,) * 3, False),
     "max_pool2d": (lambda a: functional.max_pool2d(a, 2), (floats(3, 2, 4, 4),), (APART,), True),
     "interpolate": (lambda a: functional.interpolate(a, scale_factor=2), (floats(3, 2, 4, 4),), (APART,), True),
     "conv2d": (functional.conv2d, (floats(3, 2, 4, 4), floats(2, 2, 3, 3)), ALL, True),
@@ -572,6 +573,8 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
 }
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
+if runs_with("<2.13"):  # which has no backward of the one, and gathers the other
+    del FREE["interpolate"], FREE["scatter"]
 if runs_with(">=2.14"):  # which counts the targets of all ranks first, and gathers what a distance is of
     del FREE["mean of cross_entropy"], FREE["dist"]
 

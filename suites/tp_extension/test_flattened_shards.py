@@ -1,0 +1,119 @@
+"""DTensors whose flattened dimension was sharded inside: conversions to their placements, operators, and extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.limit import runs_with
+
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
+SINCE = pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, views that flatten a sharded dimension are refused")
+
+
+@requirement(
+    "TP-FLATTEN-01",
+    "A DTensor in any placements can be redistributed to those of a flattened view, and has its values there.",
+    source="torch.distributed.tensor.DTensor: redistribute, view; torch/distributed/tensor/placement_types.py",
+)
+@SINCE
+@pytest.mark.world(2)
+def test_to_flattened(world: World) -> None:
+    """Convert shards, replicas and a pending sum to interleaved shards of one and of two dimensions."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape, flat in (((4, 4), (16,)), ((2, 4, 3), (8, 3))):
+            whole = torch.arange(float(torch.Size(shape).numel()), device=rank.device)
+            to = distribute_tensor(whole.reshape(shape), mesh, [Shard(1)]).view(flat).placements
+            for source in (Shard(0), Replicate(), Partial()):
+                if source == Partial():
+                    x = DTensor.from_local(whole.reshape(flat) * (rank.index + 1), mesh, [source])
+                else:
+                    x = distribute_tensor(whole.reshape(flat) * 3, mesh, [source])
+                found = x.redistribute(mesh, to)
+                if not torch.equal(found.full_tensor(), whole.reshape(flat) * 3):
+                    wrong.append(f"{source} to {to}: {found.full_tensor().tolist()}")
+                if found.to_local().numel() != whole.numel() // rank.size:
+                    wrong.append(f"{source} to {to}: has {found.to_local().numel()} elements")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+ALONG: dict[str, Callable[[Any], Any]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "sum": lambda x: x.sum(-1),
+    "max": lambda x: x.max(-1).values,
+    "argmax": lambda x: x.argmax(-1),
+    "cumsum": lambda x: x.cumsum(1),
+    "sort": lambda x: x.sort(-1).values,
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:]),
+    "mse_loss": lambda x: functional.mse_loss(x, x * 2),
+}
+"""Operators along the last dimension."""
+
+
+@requirement(
+    "TP-FLATTEN-02",
+    "An operator along a dimension that a view flattened is that of plain tensors, or raises an error on every rank.",
+    source=SOURCE,
+)
+@SINCE
+@pytest.mark.world(2)
+def test_along_flattened(world: World) -> None:
+    """Flatten the last two dimensions, the inner or outer of which is sharded."""
+
+    def body(rank: Rank) -> tuple[list[str], list[str]]:
+        mesh, wrong, refused = rank.mesh(), [], []
+        whole = torch.arange(48.0, device=rank.device).reshape(3, 4, 4).sin().double()
+        for placement in (Shard(1), Shard(2)):
+            for name, operator in ALONG.items():
+                try:
+                    found = operator(distribute_tensor(whole, mesh, [placement]).view(3, 16)).full_tensor()
+                except (RuntimeError, NotImplementedError, ValueError):
+                    refused.append(f"{name} of {placement}")
+                    continue
+                if not torch.allclose(operator(whole.view(3, 16)), found):
+                    wrong.append(f"{name} of {placement}: {found.tolist()}")
+        return wrong, refused
+
+    results = world.run(body)
+    assert_on_ranks([([], results[0][1])] * world.size, results)
+
+
+@requirement(
+    "TP-FLATTEN-03",
+    "argmax and argmin of all elements of a DTensor are those of the plain tensor, for any placements.",
+    source=f"{SOURCE}; torch.argmax, argmin",
+)
+@SINCE
+@pytest.mark.parametrize("shape", [(4, 2), (1, 3)], ids=["all ranks have some", "a rank has none"])
+@pytest.mark.world(2)
+def test_extremes_of_all(world: World, shape: tuple[int, int]) -> None:
+    """The extreme element is in each place in turn."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        count = torch.Size(shape).numel()
+        for at in range(count):
+            whole = torch.arange(float(count), device=rank.device).roll(at).reshape(shape)
+            for placement in (Shard(0), Shard(1), Replicate()):
+                x = distribute_tensor(whole, mesh, [placement])
+                for name in ("argmax", "argmin"):
+                    found = getattr(x, name)()
+                    found = found.full_tensor() if isinstance(found, DTensor) else found
+                    right = getattr(whole, name)()
+                    if found.dtype != right.dtype or found.shape != right.shape or not torch.equal(found, right):
+                        wrong.append(f"{name} of {placement}, {at}: {found.tolist()} and not {right.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
