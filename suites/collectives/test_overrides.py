@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.limit import runs_with
 
-SOURCE = "torch.overrides: TorchFunctionMode, has_torch_function; torch/distributed/distributed_c10d.py"
 SINCE = pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, only all_reduce and all_gather were overridable")
 RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 """Functions that have another name since PyTorch 2.13."""
@@ -73,7 +72,7 @@ def calls(rank: Rank, made: Callable[..., torch.Tensor]) -> dict[str, Callable[[
 @requirement(
     "COLL-MODE-01",
     "A function mode, or a tensor that overrides functions, is asked about each collective or message under its name.",
-    source=SOURCE,
+    source="torch.overrides: TorchFunctionMode, has_torch_function; torch/distributed/distributed_c10d.py",
 )
 @SINCE
 @pytest.mark.needs(collective="gather")

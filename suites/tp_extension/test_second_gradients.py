@@ -76,7 +76,7 @@ class Stop(torch.autograd.Function):
 
 @requirement(
     "TP-SECOND-02",
-    "Where no gradient comes back to a conversion of a DTensor, its input has none, as it has on one device.",
+    "A conversion of a DTensor to which no gradient comes back gives its input none, as an operator on one device does.",
     source="torch.distributed.tensor.DTensor: to_local, from_local, redistribute; torch.autograd.Function",
 )
 @SINCE
