@@ -76,7 +76,7 @@ class Stop(torch.autograd.Function):
 
 @requirement(
     "TP-SECOND-02",
-    "A conversion of a DTensor to which no gradient comes back gives its input none, as an operator on one device does.",
+    "A conversion of a DTensor to which no gradient comes back gives its input none, as on one device.",
     source="torch.distributed.tensor.DTensor: to_local, from_local, redistribute; torch.autograd.Function",
 )
 @SINCE
