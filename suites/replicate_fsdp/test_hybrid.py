@@ -65,6 +65,45 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[Any], None], str]] = {
 }
 
 
+class Either(nn.Module):
+    """Multiply by one of two parameters of four elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.ones(4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the product with the parameter of this name."""
+        result: torch.Tensor = x * getattr(self, name)
+        return result
+
+
+@requirement(
+    "RFSDP-HYBRID-03",
+    "Without all-reduce, gradients are summed over micro-batches in shards, and reduced over replicas in the next "
+    "all-reduce.",
+    source="torch.distributed.fsdp.FSDPModule.set_requires_all_reduce",
+)
+@pytest.mark.parametrize("first", ["both", "b", "a"])
+@pytest.mark.world(4)
+def test_held_back(world: World, first: str) -> None:
+    """A backward without all-reduce uses both parameters, b or a, and the next one, which has it, b."""
+
+    def body(rank: Rank) -> None:
+        model: Any = Either().to(rank.device)
+        fully_shard(model, mesh=rank.mesh(2, 2, names=("replicas", "shards")))
+        model.set_requires_all_reduce(False)
+        x = torch.full((4,), 2.0, device=rank.device)
+        sum(model(x, name).sum() for name in ("a", "b") if first in (name, "both")).backward()
+        model.set_requires_all_reduce(True)
+        model(x * 5, "b").sum().backward()
+        right = {"both": (2.0, 12.0), "b": (None, 12.0), "a": (2.0, 10.0)}[first]
+        found = [None if p.grad is None else p.grad.full_tensor().tolist() for p in (model.a, model.b)]
+        assert found == [None if value is None else [value] * 4 for value in right], f"gradients {found}"
+
+    world.run(body)
+
+
 @requirement(
     "RFSDP-HYBRID-01",
     "With hybrid sharding, parameters are gathered over the shards only.",
