@@ -69,10 +69,8 @@ class _Taken:
 class _Order:
     """Which devices a lease takes."""
 
-    indices: Sequence[int]
-    """All devices, those to take first in front."""
-    prefer: Collection[int]
-    """Those to take if they are free."""
+    prefer: Collection[str]
+    """Names of those to take if they are free."""
     choose: Callable[[Sequence[int]], Sequence[int] | None]
     """Chooses among those that are free; None if others must become free."""
     shares: int
@@ -134,11 +132,9 @@ class Leases:
             number=time.time_ns(),
         )
         devices = self.inventory.devices
-        preferred = [i for i in range(len(devices)) if devices[i] in prefer]
-        order = sorted(range(len(devices)), key=lambda i: i not in preferred)
         choosing = choose or (lambda free: free[:count] if len(free) >= count else None)
         until = None if timeout is None else time.monotonic() + timeout
-        taken = self._take(me, _Order(order, preferred, choosing, shares), until, waiting)
+        taken = self._take(me, _Order(prefer, choosing, shares), until, waiting)
         try:
             yield tuple(devices[i] for i in sorted(taken.locks))
         finally:
@@ -229,12 +225,12 @@ class Leases:
 
     def _in_turn(self, folder: Path, order: _Order) -> Sequence[int]:
         """Return the devices in the order in which to try them: of those that are shared, the emptiest first."""
-        if order.shares == 1 or len(order.indices) == 1:
-            return order.indices
-        return sorted(order.indices, key=lambda i: (i not in order.prefer, self._sharers(folder, i)))
 
-    def _sharers(self, folder: Path, index: int) -> int:
-        return len(records.sharers(folder, self.inventory.keys[index]))
+        def rank(i: int) -> tuple[bool, int]:
+            sharers = records.sharers(folder, self.inventory.keys[i]) if order.shares > 1 else ()
+            return self.inventory.devices[i] not in order.prefer, len(sharers)
+
+        return sorted(range(len(self.inventory.devices)), key=rank)
 
     def _lock(self, folders: Sequence[Path], key: str, shares: int) -> _Lock | None:
         """Lock a device, or one of its shares, in every folder; returns None if somebody has it, or all of them.

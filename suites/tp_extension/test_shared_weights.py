@@ -13,9 +13,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
-from fixtures.wrapped import STRATEGIES, wrapped
+from fixtures.wrapped import STRATEGIES, whole, wrapped
 from harness import Rank, World, assert_same_all, dyadic, requirement
-from harness.stacks import tp_extension
 
 NAMES = ["first.weight", "middle.weight", "middle.bias", "last.weight"]
 """What a state dict has; the first and the last are one weight."""
@@ -59,10 +58,6 @@ def step(model: Any, optimizer: torch.optim.Optimizer, number: int, parts: list[
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
-
-
-def whole(model: Any) -> dict[str, torch.Tensor]:
-    return {n.replace("_fsdp_wrapped_module.", ""): p for n, p in tp_extension.parameters(model).items()}
 
 
 def alone(steps: int) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int], None]]:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, assert_as_alone, inputs, nested, own, wrapped
+from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, assert_as_alone, inputs, nested, own, whole, wrapped
 from harness import Rank, World, dyadic, requirement
-from harness.stacks import messages, tp_extension
+from harness.stacks import messages
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 
@@ -58,11 +58,6 @@ def steps(model: Any, parts: list[int], device: torch.device, prepare: Callable[
         optimizer.step()
         optimizer.zero_grad()
     return seen
-
-
-def whole(model: Any) -> dict[str, torch.Tensor]:
-    """Return whole parameters by their names without FSDP's prefixes."""
-    return {n.replace("_fsdp_wrapped_module.", ""): p for n, p in tp_extension.parameters(model).items()}
 
 
 def as_alone(

@@ -264,22 +264,6 @@ class TestShares:
                     assert len(held) == 1
             assert [process.poll() for process in small] == [None] * 4
 
-    def test_fewest_first(self, tmp_path: Path) -> None:
-        """A session that holds no share comes before one that holds some, although it came later."""
-        leases = Leases(sim(1), tmp_path)
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(holder(tmp_path, 1, "share", 2, session="greedy"))
-            first_line(first)
-            held = stack.enter_context(contextlib.ExitStack())
-            held.enter_context(leases.hold(1, shares=2))
-            greedy = stack.enter_context(holder(tmp_path, 1, "share", 2, session="greedy"))
-            queued(tmp_path, 1)
-            modest = stack.enter_context(holder(tmp_path, 1, "share", 2, session="modest"))
-            queued(tmp_path, 2)
-            held.close()
-            assert first_line(modest).startswith("sim:")
-            assert [w.holder.process.pid for w in records.waiters(tmp_path)] == [greedy.pid]
-
     def test_who_holds(self, tmp_path: Path) -> None:
         """Whoever waits sees the holder of each share, and not those that have gone."""
         with holder(tmp_path, 1, "share", 3) as gone, holder(tmp_path, 1, "share", 3, session="theirs") as other:
@@ -401,17 +385,22 @@ class TestQueue:
                 assert process.stdin is not None
                 process.stdin.close()
 
-    def test_fewest_first(self, tmp_path: Path) -> None:
-        """A session that holds nothing comes before one that holds a device already, although it came later."""
-        leases = Leases(sim(2), tmp_path)
+    @pytest.mark.parametrize(("devices", "mode", "shares"), [(2, "hold", 1), (1, "share", 2)])
+    def test_fewest_first(self, tmp_path: Path, devices: int, mode: str, shares: int) -> None:
+        """A session that holds nothing comes before one that holds a device or a share already, although later."""
+        leases = Leases(sim(devices), tmp_path)
+
+        def another(session: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+            return holder(tmp_path, devices, mode, shares, session=session)  # of one device, or one of two shares
+
         with contextlib.ExitStack() as stack:
-            first = stack.enter_context(holder(tmp_path, 2, "hold", 1, session="greedy"))
+            first = stack.enter_context(another("greedy"))
             first_line(first)
             held = stack.enter_context(contextlib.ExitStack())
-            held.enter_context(leases.hold(1))
-            greedy = stack.enter_context(holder(tmp_path, 2, "hold", 1, session="greedy"))
+            held.enter_context(leases.hold(1, shares=shares))
+            greedy = stack.enter_context(another("greedy"))
             queued(tmp_path, 1)
-            modest = stack.enter_context(holder(tmp_path, 2, "hold", 1, session="modest"))
+            modest = stack.enter_context(another("modest"))
             queued(tmp_path, 2)
             held.close()
             assert first_line(modest).startswith("sim:")
