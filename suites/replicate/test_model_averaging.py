@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 
 FOLDER = "torch/distributed/algorithms/model_averaging"
 SCHEDULES = [(1, 0), (1, 2), (2, 0), (2, 1), (2, 3), (3, 1), (3, 2), (3, 5), (4, 2), (2, 4)]
@@ -33,6 +36,13 @@ def ready(
     return parameter
 
 
+def refused(averager: type[Any], *given: Any) -> set[str]:
+    """Return which arguments the error of an averager names that refuses what it is given."""
+    with pytest.raises(ValueError, match="``") as caught:
+        averager(*given)
+    return set(re.findall(r"arg ``(\w+)``", str(caught.value), re.IGNORECASE))
+
+
 @requirement(
     "DDP-AVG-01",
     "A PeriodicModelAverager averages in the first step after its warm-up, then in every period-th, and in no other.",
@@ -42,6 +52,11 @@ def ready(
     "DDP-AVG-02",
     "Model averagers average over their group, which is the default one if none is given, and leave other ranks alone.",
     source=f"{FOLDER}/averagers.py: process_group",
+)
+@requirement(
+    "DDP-AVG-269",
+    "The error for a model averager's wrong argument names it as the averager's signature does.",
+    source=f"{FOLDER}: PeriodicModelAverager, HierarchicalModelAverager",
 )
 @pytest.mark.filterwarnings("ignore:When period is 1")
 @pytest.mark.world(3)
@@ -69,8 +84,7 @@ def test_schedules(world: World) -> None:
                 right = [warmup, warmup + period, warmup + 2 * period] if moves else []
                 assert averaged == right, (period, warmup, members)
         for period, warmup in ((0, 0), (-1, 0), (2, -1)):
-            with pytest.raises(ValueError, match="period" if period < 1 else "warmup_steps"):
-                PeriodicModelAverager(period, warmup)
+            assert refused(PeriodicModelAverager, period, warmup) == {"period" if period < 1 else "warmup_steps"}
         with pytest.warns(UserWarning, match="period is 1"):
             PeriodicModelAverager(1)
 
@@ -147,9 +161,17 @@ def test_parameters(world: World) -> None:
     "A HierarchicalModelAverager averages after its warm-up, in the group of the largest period that divides the step.",
     source=f"{FOLDER}/hierarchical_model_averager.py: period_group_size_dict, warmup_steps",
 )
+@requirement(
+    "DDP-AVG-269",
+    "The error for a model averager's wrong argument names it as the averager's signature does.",
+    source=f"{FOLDER}: PeriodicModelAverager, HierarchicalModelAverager",
+)
 @pytest.mark.world(4)
 def test_hierarchies(world: World) -> None:
-    """Pairs and all four ranks have periods of which one divides the other or not, after several warm-ups."""
+    """Pairs and all four ranks have periods of which one divides the other or not, after several warm-ups.
+
+    Besides, there are empty hierarchies, periods that are not positive, and sizes that the group does not have.
+    """
 
     def body(rank: Rank) -> None:
         for periods in ([2, 4], [2, 3], [1, 2], [3]):
@@ -164,12 +186,19 @@ def test_hierarchies(world: World) -> None:
                     size = max([sizes[p] for p in periods if step >= warmup and step % p == 0], default=1)
                     first = rank.index - rank.index % size
                     assert parameter.tolist() == [sum(own[first : first + size]) / size] * 2, (periods, warmup, step)
-        wrong: list[Any] = [{}, {0: 4}, {-1: 2, 2: 4}, {2: 2}, {2: 4, 4: 2}]
-        for sizes in wrong:
-            with pytest.raises(ValueError, match=r"period_(group_size|process_group)_dict"):
-                HierarchicalModelAverager(OrderedDict(sizes))
-        with pytest.raises(ValueError, match="warmup_steps"):
-            HierarchicalModelAverager(OrderedDict({2: 4}), -1)
+        assert refused(HierarchicalModelAverager, OrderedDict({2: 4}), -1) == {"warmup_steps"}
+        pair = [dist.new_group(members) for members in ([0, 1], [2, 3])][rank.index // 2]
+        names = set(inspect.signature(HierarchicalModelAverager).parameters)
+        every: list[Any] = [None, {}, {0: 4}, {-1: 2, 2: 4}, {2: 2}, {2: 1}, {2: 8}, {2: 4, 4: 2}]
+        of_pairs: list[Any] = [{2: 4}, {2: 2, 4: 4}, {2: 2, 4: 1}]
+        for group, wrong in (None, every), (rank.group, every), (pair, of_pairs):
+            for sizes in wrong:
+                named = refused(HierarchicalModelAverager, OrderedDict(sizes) if sizes else sizes, 0, group)
+                if runs_with(">=2.13"):  # before, the error for a wrong size names an argument that does not exist
+                    assert "period_group_size_dict" in named <= names, (sizes, named)
+        parameter = ready(float(rank.index), rank.device)
+        HierarchicalModelAverager(OrderedDict({2: 2}), 0, pair).average_parameters([parameter])
+        assert parameter.tolist() == [rank.index // 2 * 2 + 0.5] * 2
 
     world.run(body)
 

@@ -13,17 +13,18 @@ from torch.distributed import fsdp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fixtures.tensors import numbers
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.DataParallelMeshDims; torch.distributed.fsdp.fully_shard: dp_mesh_dims"
 DIMS = pytest.mark.needs(torch="torch.distributed.fsdp.DataParallelMeshDims")
 
 
-def distributed(mesh: Any, placements: list[Any], device: torch.device) -> Any:
-    """Return a layer from four features to eight, whose weight is a DTensor."""
-    layer = nn.Linear(4, 8, bias=False)
-    layer.weight = nn.Parameter(distribute_tensor(numbers(8, 4).to(device), mesh, placements))
+def distributed(mesh: Any, placements: list[Any], device: torch.device, rows: int = 8) -> Any:
+    """Return a layer from four features to as many as rows, whose weight is a DTensor."""
+    layer = nn.Linear(4, rows, bias=False)
+    layer.weight = nn.Parameter(distribute_tensor(numbers(rows, 4).to(device), mesh, placements))
     return layer
 
 
@@ -84,6 +85,54 @@ def test_meshes(world: World) -> None:
                     torch.optim.SGD(model.parameters(), lr=2.0, foreach=False).step()
                     model.zero_grad()
                     whole = whole - (parts + 1)
+
+    world.run(body)
+
+
+TOGETHER: dict[str, tuple[tuple[int, ...], dict[str, tuple[str, ...]], int]] = {
+    "both": ((2, 2), {"shard": ("a", "b")}, 4),
+    "all of three": ((2, 1, 2), {"shard": ("a", "b", "c")}, 4),
+    "after replicas": ((2, 1, 2), {"shard": ("b", "c"), "replicate": ("a",)}, 2),
+    "replicas": ((2, 2), {"replicate": ("a", "b")}, 1),
+    "the first replicas": ((1, 2, 2), {"shard": ("c",), "replicate": ("a", "b")}, 2),
+    "beside others": ((2, 2, 1), {"shard": ("a", "b")}, 4),
+    "after others": ((1, 2, 2), {"shard": ("b", "c")}, 4),
+}
+"""Shapes of meshes, several dimensions that are named together, and over how many ranks parameters are then sharded."""
+
+
+@requirement(
+    "RFSDP-SPMD-212",
+    "Dimensions that dp_mesh_dims names together act as one: parameters and gradients are chunks over all of its ranks.",
+    source=f"{SOURCE}: 'flattened into a single shard dimension'",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, several dimensions are sharded over in turn")
+@DIMS
+@pytest.mark.world(4)
+def test_together(world: World) -> None:
+    """Shard one to seven rows, which four ranks do not divide, over dimensions at every place, in two steps."""
+
+    def body(rank: Rank) -> None:
+        for (name, (shape, named, shards)), rows in zip(TOGETHER.items(), itertools.cycle((5, 7, 3, 1)), strict=False):
+            mesh = rank.mesh(*shape, names=("a", "b", "c")[: len(shape)])
+            right, dims = numbers(rows, 4), fsdp.DataParallelMeshDims(**named)  # type: ignore[arg-type]
+            model = distributed(mesh, [Replicate()] * len(shape), rank.device, rows)
+            fully_shard(model, mesh=mesh, dp_mesh_dims=dims)
+            x = torch.full((1, 4), 1.0 + rank.index, device=rank.device)
+            given = DTensor.from_local(x, mesh, [Shard(0)] * len(shape), run_check=False)
+            for step in range(2):
+                what = f"{name}, step {step}"
+                output = model(given)
+                assert torch.equal(output.to_local().cpu(), (right * (1.0 + rank.index)).sum(1)[None]), what
+                output.sum().backward()
+                for tensor, whole in (model.weight, right), (model.weight.grad, torch.full((rows, 4), 2.5)):
+                    own = chunk(whole, shards, rank.index % shards)
+                    assert torch.equal(tensor.to_local().detach().cpu(), own), what
+                    assert torch.equal(tensor.full_tensor().detach().cpu(), whole), what
+                    assert tensor.placements.count(Shard(0)) == (shards > 1), f"{what}: {tensor.placements}"
+                torch.optim.SGD(model.parameters(), lr=2.0, foreach=False).step()
+                model.zero_grad()
+                right = right - 5.0
 
     world.run(body)
 
