@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from fixtures.containers import CONTAINERS, OWN_SEQUENCES
 from fixtures.managed import ways
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
@@ -260,79 +259,6 @@ def test_whose_output(world: World, where: str) -> None:
 
     expected = ["float64", "float64"] if where == "inner" else ["float32", "float64"]
     assert_on_ranks([expected] * 2, world.run(body))
-
-
-class Pair(NamedTuple):
-    """Floats and whole numbers."""
-
-    x: torch.Tensor
-    rows: torch.Tensor
-
-
-class One(NamedTuple):
-    """Floats alone."""
-
-    x: torch.Tensor
-
-
-@dataclass
-class Held:
-    """Floats and whole numbers."""
-
-    x: torch.Tensor
-    rows: torch.Tensor
-
-
-class OwnOrdered(OrderedDict[str, Any]):
-    """An ordered dict of a class of its own, as model outputs often are."""
-
-
-class OwnList(list[Any]):
-    """A list of a class of its own."""
-
-
-class OwnTuple(tuple[Any, ...]):
-    """A tuple of a class of its own."""
-
-
-class OwnSet(set[Any]):
-    """A set of a class of its own."""
-
-
-class OwnPair(Pair):
-    """A named tuple of a class of its own."""
-
-
-class OwnHeld(Held):
-    """A dataclass of a class of its own."""
-
-
-Make = Callable[[torch.Tensor, torch.Tensor], Any]
-CONTAINERS: dict[str, tuple[Make, Callable[[Any], list[Any]]]] = {
-    "list": (lambda x, rows: [x, rows, "text", None], lambda given: given),
-    "tuple": (lambda x, rows: (x, rows, 1.5), list),
-    "dict": (lambda x, rows: {"x": x, 1: rows}, lambda given: [given["x"], given[1]]),
-    "ordered": (lambda x, rows: OrderedDict(rows=rows, x=x), lambda given: list(given.values())),
-    "named": (Pair, list),
-    "named-of-one": (lambda x, rows: One(x), list),
-    "set": (lambda x, rows: {x}, list),
-    "dataclass": (Held, lambda given: [given.x, given.rows]),
-    "nested": (lambda x, rows: {"pairs": [Pair(x, rows)]}, lambda given: list(given["pairs"][0])),
-    "in-a-named-one": (lambda x, rows: Pair((x, x), {"rows": rows}), lambda given: [*given.x, given.rows["rows"]]),  # type: ignore[arg-type]
-    "own-ordered": (lambda x, rows: OwnOrdered(rows=rows, x=x), lambda given: list(given.values())),
-    "own-list": (lambda x, rows: OwnList([x, rows]), list),
-    "own-tuple": (lambda x, rows: OwnTuple([x, rows]), list),
-    "own-set": (lambda x, rows: OwnSet([x]), list),
-    "own-named": (OwnPair, list),
-    "own-dataclass": (OwnHeld, lambda given: [given.x, given.rows]),
-    "in-an-own-one": (
-        lambda x, rows: OwnOrdered(inner=OwnOrdered(x=x), rows=[rows]),
-        lambda given: [OwnOrdered(given["inner"])["x"], *given["rows"]],
-    ),
-    "in-a-dataclass": (lambda x, rows: Held([x], One(rows)), lambda given: [*given.x, *given.rows]),  # type: ignore[arg-type]
-}
-"""How to put tensors into a container, and what to take out of it again."""
-OWN_SEQUENCES = ("own-list", "own-tuple")
 
 
 class Returning(nn.Module):

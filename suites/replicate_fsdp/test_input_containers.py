@@ -1,0 +1,88 @@
+"""When the backward of a managed module ends, whatever container its inputs came in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fixtures.containers import CONTAINERS
+from fixtures.managed import ways
+from harness import Rank, World, requirement
+from harness.stacks import replicate_fsdp
+from harness.stacks.limit import runs_with
+
+SEARCHED = [name for name in CONTAINERS if name not in ("set", "own-set")]
+"""Containers that PyTorch looks into: all but sets, into which its trees do not look either."""
+
+
+class Inner(nn.Module):
+    """A weight that multiplies all floats of a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def forward(self, opened: Callable[[Any], list[Any]], given: Any = None, *, named: Any = None) -> torch.Tensor:
+        """Open what is given, and return the products, added up."""
+        every = [x for container in (given, named) if container is not None for x in opened(container)]
+        floats = [x for x in every if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        return self.weight * torch.stack(floats).sum(0)
+
+
+class Outer(nn.Module):
+    """A weight before a managed module, which is looked at when its backward has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.inner = nn.Parameter(torch.full((2,), 2.0)), Inner()
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, x: torch.Tensor, name: str, by_name: bool) -> torch.Tensor:
+        """Give the inner module the product in a container, by name or by position."""
+        hidden = self.weight * x
+        hidden.register_hook(lambda _: self.look())
+        make, opened = CONTAINERS[name]
+        container = make(hidden, torch.arange(2, device=x.device))
+        result: torch.Tensor = self.inner(opened, **{"named" if by_name else "given": container})
+        return result
+
+    def look(self) -> None:
+        """See whether the inner weight is sharded again, and has its gradient."""
+        self.seen.append((isinstance(self.inner.weight, DTensor), self.inner.weight.grad is not None))
+
+
+@requirement(
+    "RFSDP-IN-211",
+    "The backward of a managed module reduces its gradients and reshards it before that of earlier layers, whatever "
+    "container holds its inputs.",
+    source="torch.distributed.fsdp.fully_shard; torch/distributed/fsdp/_common_utils.py: collect_grad_tensors",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, tensors in dataclasses are not found")
+@pytest.mark.world(2)
+def test_ends_early(world: World) -> None:
+    """Pass each container by position or by name to a module inside of another, which stays gathered or not."""
+
+    def body(rank: Rank) -> None:
+        for at, (way, managed) in enumerate(ways(rank).items()):
+            model: Any = Outer().to(rank.device)
+            managed(model.inner, **({} if way == "replicated" else {"reshard_after_forward": way == "sharded"}))
+            managed(model)
+            for by_name, name in zip(itertools.cycle((at % 2 == 0, at % 2 == 1)), SEARCHED, strict=False):
+                what = f"{way}, {name}, {by_name=}"
+                count = 2 if name == "in-a-named-one" else 1
+                model.seen.clear()
+                output = model(torch.full((2,), 1.0 + rank.index, device=rank.device), name, by_name)
+                assert output.tolist() == [6.0 * count * (1 + rank.index)] * 2, what
+                output.sum().backward()
+                assert model.seen == [(True, True)], what
+                gradients = {n: g.tolist() for n, g in replicate_fsdp.gradients(model).items()}
+                assert gradients == {"weight": [4.5 * count] * 2, "inner.weight": [3.0 * count] * 2}, what
+                model.zero_grad()
+
+    world.run(body)
