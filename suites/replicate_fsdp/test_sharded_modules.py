@@ -315,6 +315,89 @@ def test_without_inputs(world: World) -> None:
     world.run(body)
 
 
+class InTurn(nn.Module):
+    """The forward of a container: its layers in turn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+class Listed(nn.ModuleList):
+    """A list with a forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return InTurn.forward(self, x)  # type: ignore[arg-type]
+
+
+class ListedAgain(Listed):
+    """A list whose forward is that of its base."""
+
+
+class Mixed(InTurn, nn.ModuleList):
+    """A list that has its forward from another class."""
+
+
+class Keyed(nn.ModuleDict):
+    """A dict with a forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return InTurn.forward(self, x)  # type: ignore[arg-type]
+
+
+class Bound(nn.ModuleList):
+    """A list without a forward."""
+
+
+CONTAINERS: dict[str, Any] = {
+    "list": Listed,
+    "inherited": ListedAgain,
+    "mixed": Mixed,
+    "dict": lambda every: Keyed({f"layer{i}": layer for i, layer in enumerate(every)}),
+}
+"""How to put layers into a container that has a forward."""
+
+
+@requirement(
+    "RFSDP-APPLY-222",
+    "A ModuleList or ModuleDict whose class has a forward may be managed at every place, and one that has none is "
+    "refused.",
+    source=f"{SOURCE}: 'containers that do not implement forward'",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, every list and dict of modules is refused")
+@pytest.mark.world(2)
+def test_containers(world: World) -> None:
+    """Manage lists and dicts as the root, inside one, as one of a group, or beside their own layers, for two steps."""
+
+    def body(rank: Rank) -> None:
+        right = alone(2)
+        places = "root", "inside", "in a group", "around layers"
+        for ((name, make), place), (way, managed, options) in zip(
+            itertools.product(CONTAINERS.items(), places), itertools.cycle(settings(rank)), strict=False
+        ):
+            what = f"{way}, {name}, {place}, {options}"
+            container = make(list(layers(rank.device)))
+            model: Any = container if place == "root" else nn.Sequential(container, Scale(1.0, 1).to(rank.device))
+            if place == "inside":
+                managed(container, **options)
+            elif place == "in a group":
+                managed([container, model[1]], **options)
+            elif place == "around layers":
+                for layer in (*container.children(), container):
+                    managed(layer, **options)
+            managed(model)
+            for step in range(2):
+                assert train(model, rank.index)[:2] == right, f"{what}, step {step}"
+                model.zero_grad()
+        for managed in ways(rank).values():
+            for without in nn.ModuleList, nn.ModuleDict, Bound:
+                with pytest.raises(ValueError, match="forward"):
+                    managed(without())
+
+    world.run(body)
+
+
 class Outer(nn.Module):
     """A weight of one's own beside two parts, which have two weights each."""
 
