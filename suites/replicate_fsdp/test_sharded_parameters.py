@@ -79,6 +79,71 @@ def test_smaller_groups(world: World) -> None:
     world.run(body)
 
 
+class Partly(nn.Module):
+    """A frozen weight beside another one, and which of them required gradients in the last forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.weight = nn.Parameter(torch.full((4,), 2.0), requires_grad=False), nn.Parameter(torch.ones(4))
+        self.seen: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = trained(self)
+        return x * self.frozen * self.weight
+
+
+def trained(module: nn.Module) -> list[bool]:
+    """Return which parameters require gradients; all of them are leaves."""
+    assert all(isinstance(p, nn.Parameter) and p.is_leaf for p in module.parameters())
+    return [p.requires_grad for p in module.parameters()]
+
+
+@requirement(
+    "RFSDP-SHARDPAR-215",
+    "A parameter requires gradients exactly if it was told so, wherever it is resharded to, and while it is gathered.",
+    source=f"{SOURCE}: reshard_after_forward; torch.nn.Parameter.requires_grad",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, frozen parameters on a smaller mesh require gradients")
+@pytest.mark.world(4)
+def test_frozen(world: World) -> None:
+    """Look at each parameter wherever it may change, freeze others between steps, and use 1, 2, 4 or all ranks."""
+    both, first, second = [True] * 2, [True, False], [False, True]
+
+    def body(rank: Rank) -> None:
+        for value, layerwise in itertools.product((2, True, False, 1, 4), (True, False)):
+            model: Any = nn.Sequential(Partly(), Partly()).to(rank.device)
+            if layerwise:
+                sharded(rank, model, reshard_after_forward=value)
+            else:
+                fully_shard(model, mesh=rank.mesh(), reshard_after_forward=value)
+            for step, right in enumerate(([second, second], [second, first], [both, second])):
+                for layer, told in zip(model, right, strict=True):
+                    for parameter, on in zip(layer.parameters(), told, strict=True):
+                        parameter.requires_grad_(on)
+                what, every = f"{value}, {layerwise=}, step {step}", [*right[0], *right[1]]
+                loss = model(torch.full((4,), 1.0 + rank.index, device=rank.device)).sum()
+                assert [layer.seen for layer in model] == right, what
+                assert trained(model) == every, f"{what}: after the forward"
+                if step == 1:
+                    model[1].reshard() if layerwise else model.reshard()
+                    assert trained(model) == every, f"{what}: resharded"
+                    model[1].unshard() if layerwise else model.unshard()
+                    assert trained(model) == every, f"{what}: gathered"
+                loss.backward()
+                assert trained(model) == every, f"{what}: after the backward"
+                gradients = [None if p.grad is None else p.grad.full_tensor().tolist() for p in model.parameters()]
+                values = [5.0, 10.0] * 2
+                assert gradients == [[g] * 4 if on else None for g, on in zip(values, every, strict=True)], what
+                model.zero_grad()
+                with torch.no_grad():
+                    model(torch.ones(4, device=rank.device))
+                assert trained(model) == every, f"{what}: after an evaluation"
+                for module in [*model, model] if layerwise else [model]:
+                    module.reshard()
+
+    world.run(body)
+
+
 class Keeping(nn.Linear):
     """A layer that keeps the parameter that its last forward used."""
 
