@@ -103,7 +103,8 @@ TOGETHER: dict[str, tuple[tuple[int, ...], dict[str, tuple[str, ...]], int]] = {
 
 @requirement(
     "RFSDP-SPMD-212",
-    "Dimensions that dp_mesh_dims names together act as one: parameters and gradients are chunks over all of its ranks.",
+    "Dimensions that dp_mesh_dims names together act as one, over all ranks of which parameters and gradients are "
+    "sharded.",
     source=f"{SOURCE}: 'flattened into a single shard dimension'",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, several dimensions are sharded over in turn")

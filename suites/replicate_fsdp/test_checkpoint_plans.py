@@ -1,0 +1,215 @@
+"""Distributed checkpoints: plans that are kept between saves, the metadata that a save returns, and loads that fail."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+
+from fixtures.states import assert_equal
+from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
+
+SOURCE = "torch.distributed.checkpoint"
+
+
+class Faulty(checkpoint.DefaultSavePlanner):
+    """A planner that keeps its plans, and fails in one of its methods."""
+
+    def __init__(self, failing: str) -> None:
+        super().__init__(enable_plan_caching=True)
+        self.failing = failing
+
+    def fail(self, where: str) -> None:
+        """Raise an error if it is due."""
+        if where == self.failing:
+            raise OSError(f"disk quota: {where}")
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.fail("setting up")
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        self.fail("a rank's plan")
+        return plan
+
+    def create_global_plan(self, all_plans: Any) -> Any:
+        self.fail("the plan of all")
+        return super().create_global_plan(all_plans)
+
+    def finish_plan(self, new_plan: Any) -> Any:
+        plan = super().finish_plan(new_plan)
+        self.fail("the finished plan")
+        return plan
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self.fail("writing")
+        return super().resolve_data(write_item)
+
+
+def states(step: int) -> dict[str, list[dict[str, Any]]]:
+    """Return what each of two ranks saves: at first, with more of one rank, with a larger tensor, and with less."""
+
+    def own(rank: int, size: int = 3) -> dict[str, Any]:
+        return {f"own{rank}": torch.full((size,), 10.0 * step + rank), "both": torch.arange(4.0) + step, "step": step}
+
+    return {
+        "first": [own(0), own(1)],
+        "more": [own(0), own(1) | {"added": torch.ones(2) * step}],
+        "grown": [own(0, 5), own(1)],
+        "less": [{"step": step}, own(1)],
+    }
+
+
+SAVES = [
+    ("the plan of all", 0, "-first first first"),
+    ("the plan of all", 0, "first -more more first"),
+    ("the plan of all", 0, "first -more grown"),
+    ("a rank's plan", 0, "-first -first more"),
+    ("a rank's plan", 1, "first -grown more grown"),
+    ("setting up", 1, "first -more first"),
+    ("the finished plan", 0, "-first first less"),
+    ("the finished plan", 1, "first first -first first"),
+    ("writing", 0, "-more first first"),
+    ("writing", 1, "more -grown less more"),
+    ("the folder", 0, "-first first -more more"),
+]
+"""Where a save fails and on which rank, and what is saved in turn: if there is a minus, the save fails."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-511",
+    "With plan caching, a checkpoint has what all ranks save, also after saves of other states or saves that failed.",
+    source=f"{SOURCE}.DefaultSavePlanner: enable_plan_caching",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, a plan is kept even if the save fails")
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+@pytest.mark.world(2)
+def test_kept_plans(world: World, tmp_path: Path) -> None:
+    """Save the same state, one that has more, a larger tensor or less, in turn; a failure is that of one rank."""
+
+    def body(rank: Rank) -> None:
+        there = tmp_path / "there"
+        checkpoint.save({"step": 0}, checkpoint_id=there)
+        for number, (where, at, names) in enumerate(SAVES):
+            kind = type(f"Faulty{number}", (Faulty,), {})  # plans are kept for each name of a class
+            for step, name in enumerate(names.split()):
+                what = f"{where} on rank {at}, {names}, step {step}"
+                every = states(step)[name.lstrip("-")]
+                fails = name.startswith("-")
+                folder = there if fails and where == "the folder" else tmp_path / f"{number}-{step}"
+                options = {"overwrite": folder != there, "sync_files": False}
+                saved: dict[str, Any] = {
+                    "storage_writer": checkpoint.FileSystemWriter(folder, **options),
+                    "planner": kind(where if fails and rank.index == at else ""),
+                }
+                if fails:
+                    with pytest.raises(checkpoint.CheckpointException, match=r"disk quota|already exists"):
+                        checkpoint.save(every[rank.index], **saved)
+                    continue
+                checkpoint.save(every[rank.index], **saved)
+                right = every[0] | every[1]
+                loaded = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else -1 for k, v in right.items()}
+                checkpoint.load(loaded, checkpoint_id=folder)
+                assert_equal(right, loaded, what)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-512",
+    "The metadata that a save returns on every rank are those that a reader of the checkpoint finds.",
+    source=f"{SOURCE}: save, 'Metadata object for the saved checkpoint', async_save, FileSystemReader.read_metadata",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, the files and the version are not returned")
+@pytest.mark.world(2)
+def test_returned_metadata(world: World, tmp_path: Path) -> None:
+    """Save with every option of files, planners, groups and threads, asynchronously, and by each rank alone."""
+
+    def body(rank: Rank) -> None:
+        state = {**states(1)["more"][rank.index], "deep": {"listed": [torch.ones(2, rank.size), "text"]}}
+        ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "plain": ({}, {}),
+            "files": ({}, {"single_file_per_rank": False}),
+            "threads": ({}, {"thread_count": 3}),
+            "flat": ({"planner": checkpoint.DefaultSavePlanner(flatten_state_dict=False)}, {}),
+            "kept": ({"planner": checkpoint.DefaultSavePlanner(enable_plan_caching=True)}, {}),
+            "kept again": ({"planner": checkpoint.DefaultSavePlanner(enable_plan_caching=True)}, {}),
+            "group": ({"process_group": rank.group}, {}),
+            "apart": ({"no_dist": True}, {}),
+            "uncoordinated": ({"use_collectives": False}, {}),
+        }
+        for (name, (options, of_files)), later in zip(ways.items(), itertools.cycle((False, True)), strict=False):
+            folder = tmp_path / (f"{name}{rank.index}" if name == "apart" else name)
+            writer = checkpoint.FileSystemWriter(folder, sync_files=False, **of_files)
+            save = checkpoint.async_save if later else checkpoint.save
+            saved: Any = save(state, storage_writer=writer, **options)
+            saved = saved.result() if later else saved
+            dist.barrier()
+            which = {"rank": rank.index} if name == "uncoordinated" else {}
+            read = checkpoint.FileSystemReader(folder).read_metadata(**which)
+            for field in "state_dict_metadata", "planner_data", "storage_data", "version":
+                found = getattr(read, field)
+                assert getattr(saved, field) == found, f"{name}: {field}"
+                assert found or (field, name) == ("planner_data", "flat"), f"{name}: {field}"
+            for field in "checkpoint_id", "save_id":
+                assert getattr(saved.storage_meta, field) == getattr(read.storage_meta, field), f"{name}: {field}"
+            assert saved.storage_meta.checkpoint_id == folder, name
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-513",
+    "The error for a load of metadata that are missing or cannot be read says for every rank why, and nothing is "
+    "loaded.",
+    source=f"{SOURCE}: load, CheckpointException.failures",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, the error does not say why")
+@pytest.mark.world(2)
+def test_unreadable(world: World, tmp_path: Path) -> None:
+    """Load from no folder, an empty one, and metadata that are cut off or a folder, by all ranks and by each alone."""
+
+    def body(rank: Rank) -> None:
+        good, files = tmp_path / "good", checkpoint.FileSystemReader
+        checkpoint.save({"a": torch.ones(2), "b": 1}, checkpoint_id=good)
+        for name in "no folder", "an empty folder", "nothing", "cut off", "a folder":
+            folder = tmp_path / name
+            metadata = folder / ".metadata"
+            if rank.index == 0 and name != "no folder":
+                folder.mkdir()
+                if name == "a folder":
+                    metadata.mkdir()
+                elif name != "an empty folder":
+                    metadata.write_bytes((good / ".metadata").read_bytes()[: 40 if name == "cut off" else 0])
+            dist.barrier()
+            for alone in False, True:
+                ranks = [0] if alone else [0, 1]
+                reasons = {r: [why(files(folder)), why(files(folder), rank=r)] for r in ranks}
+                state: dict[str, Any] = {"a": torch.zeros(2), "b": 0}
+                with pytest.raises(checkpoint.CheckpointException) as caught:
+                    checkpoint.load(state, checkpoint_id=folder, no_dist=alone)
+                assert sorted(caught.value.failures) == ranks, name
+                for r, (error, _) in caught.value.failures.items():
+                    for reason in reasons[r]:
+                        assert reason in str(error), f"{name}, {alone=}: {error}"
+                        assert reason in str(caught.value), f"{name}, {alone=}: {caught.value}"
+                assert_equal({"a": torch.zeros(2), "b": 0}, state, f"{name}, {alone=}")
+                checkpoint.load(state, checkpoint_id=good, no_dist=alone)
+                assert_equal({"a": torch.ones(2), "b": 1}, state, f"{name}, {alone=}: afterwards")
+
+    world.run(body)
+
+
+def why(reader: Any, **of_rank: int) -> str:
+    """Return why a reader cannot read metadata."""
+    with pytest.raises((OSError, EOFError, pickle.UnpicklingError)) as caught:
+        reader.read_metadata(**of_rank)
+    return str(caught.value)
