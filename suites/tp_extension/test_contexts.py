@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.experimental import context_parallel, implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
@@ -92,6 +92,42 @@ def test_input_reshard(world: World) -> None:
                 for result in results[1:]:
                     for right, found in zip(results[0], result, strict=True):
                         assert_same(right, found, "tensor-parallel layer")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-RESHARD-01",
+    "With input_reshard over any dimension, a module has the output and gradients that it has without.",
+    source=f"{SOURCE}.input_reshard",
+)
+@pytest.mark.parametrize("saved", ["activations of a rank", "unequal parts"])
+@pytest.mark.world(2)
+def test_input_reshard_of_parts(world: World, saved: str) -> None:
+    """A module saves activations that each rank has of its own between two parallel layers, or ranks don't divide."""
+
+    def body(rank: Rank) -> None:
+        for dim in (None, 0, 1) if saved != "unequal parts" else (None, 0):
+            model: nn.Module = nn.Sigmoid()
+            x = (numbers(3, 6) % 5 / 4).to(rank.device)
+            if saved != "unequal parts":
+                layers = [nn.Linear(6, 6, bias=False, device=rank.device) for _ in range(2)]
+                for layer in layers:
+                    nn.init.constant_(layer.weight, 0.125)
+                model, x = nn.Sequential(layers[0], nn.Tanh(), layers[1]), torch.cat([x, x + 1])
+                with torch.no_grad():
+                    layers[0].weight += numbers(6, 6).to(rank.device) / 64
+                parallelize_module(model, rank.mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            leaf = x.clone().requires_grad_()
+            input_reshard(model, rank.mesh(), dim)(leaf).square().sum().backward()
+            found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
+            gradients = [leaf.grad, *found]
+            if dim is None:
+                expected = gradients
+            for one, other in zip(expected, gradients, strict=True):
+                assert one is not None
+                assert other is not None
+                assert torch.allclose(one, other), f"gradients differ if dimension {dim} is sharded"
 
     world.run(body)
 
@@ -207,6 +243,83 @@ def test_functions_of_log_softmax(world: World, kind: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-LOSS-01",
+    "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.parametrize("error", [True, False], ids=["error", "end"])
+@pytest.mark.world(2)
+def test_loss_parallel_left(world: World, error: bool) -> None:
+    """Leave a block in which a loss was computed by an error, or at its end, and compute the loss of replicas."""
+
+    def body(rank: Rank) -> None:
+        given = (numbers(4, 6) % 5 / 4).to(rank.device), torch.tensor([0, 5, 2, 3], device=rank.device)
+        expected = nn.functional.cross_entropy(*given)
+        try:
+            with loss_parallel():
+                nn.functional.cross_entropy(distribute_tensor(given[0], rank.mesh(), [Shard(1)]), given[1])
+                if error:
+                    raise LookupError
+        except LookupError:
+            pass
+        logits, targets = (distribute_tensor(x, rank.mesh(), [Replicate()]) for x in given)
+        found: Any = nn.functional.cross_entropy(logits, targets)
+        assert torch.allclose(expected, found.full_tensor())
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-09",
+    "In loss_parallel, the cross-entropy of logits sharded over classes has one device's loss and gradient.",
+    source=f"{SOURCE}: loss_parallel",
+)
+@pytest.mark.parametrize("classes", [5, 4], ids=["fewer", "none"])
+@pytest.mark.world(3)
+def test_uneven_classes(world: World, classes: int) -> None:
+    """The last of three ranks has one of five classes, or none of four."""
+
+    def body(rank: Rank) -> None:
+        given = (numbers(2, classes) % 5 / 4).to(rank.device), torch.tensor([3, 0], device=rank.device)
+        plain = given[0].clone().requires_grad_()
+        own = distribute_tensor(given[0], rank.mesh(), [Shard(1)]).requires_grad_()
+        expected = nn.functional.cross_entropy(plain, given[1])
+        expected.backward()
+        with loss_parallel():
+            found: Any = nn.functional.cross_entropy(own, given[1])
+            found.backward()
+        assert torch.allclose(expected, found.full_tensor())
+        assert plain.grad is not None
+        assert torch.allclose(plain.grad, own.grad.full_tensor())  # type: ignore[union-attr]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CONTEXT-151",
+    "Within context_parallel each buffer has this rank's part of its elements, and afterwards all of them again.",
+    source="torch.distributed.tensor.experimental.context_parallel: 'The buffers will be restored'",
+)
+@pytest.mark.parametrize("memory", ["one", "two"])
+@pytest.mark.world(2)
+def test_context_parallel(world: World, memory: str) -> None:
+    """Inputs and labels are views of one tensor, or in memory of their own; in both, labels are the next tokens."""
+
+    def body(rank: Rank) -> None:
+        tokens = torch.arange(18, device=rank.device).reshape(2, 9)
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        if memory == "two":
+            inputs, labels = inputs.clone(), labels.clone()
+        with context_parallel(rank.mesh(), buffers=[inputs, labels], buffer_seq_dims=[1, 1]):
+            assert inputs.shape == labels.shape == (2, 4)
+            assert torch.equal(labels, inputs + 1), f"within, inputs are {inputs.tolist()}"
+        assert torch.equal(inputs, torch.arange(18, device=rank.device).reshape(2, 9)[:, :-1])
+        assert torch.equal(labels, inputs + 1)
+
+    world.run(body)
 
 
 @requirement(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from fixtures.placements import part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 
 SOURCE = "torch.distributed.tensor.parallel"
@@ -155,6 +155,39 @@ def check_pairs(rank: Rank, module: Told, style: str, use_local: bool, as_dtenso
         expected = part(gradient(i, device), rank, back(layout))
         for leaf in (leaves[i], *([] if style == "output" else [named[i]])):
             assert_same(expected, leaf.grad, f"{what}: gradient of {layout} to {wanted}")
+
+
+@requirement(
+    "TP-PLAN-07",
+    "Prepared inputs reach a module, and prepared outputs leave it, in the desired layouts.",
+    source=f"{SOURCE}: PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput",
+)
+@pytest.mark.parametrize("told", ["equal layouts", "two layouts"])
+@pytest.mark.world(2)
+def test_in_another_layout(world: World, told: str) -> None:
+    """Give a DTensor in a layout that the style was not told of; it is told of the desired one, or of a third."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        x = whole(0, rank.device)
+        for desired, given in ((Replicate(), Shard(0)), (Shard(0), Replicate()), (Shard(1), Shard(0))):
+            for side, use_local in itertools.product(("input", "output"), (True, False)):
+                named = desired if told == "equal layouts" else Shard(1) if desired == Shard(0) else Shard(0)
+                style: ParallelStyle = (
+                    PrepareModuleInput(input_layouts=named, desired_input_layouts=desired, use_local_output=use_local)
+                    if side == "input"
+                    else PrepareModuleOutput(
+                        output_layouts=named, desired_output_layouts=desired, use_local_output=use_local
+                    )
+                )
+                module = parallelize_module(nn.Identity(), rank.mesh(), style)
+                found = module(distribute_tensor(x, rank.mesh(), [given], src_data_rank=None))
+                case = f"{side} in {given} and not {desired}, {'local' if use_local else 'DTensor'}"
+                if not torch.equal(part(x, rank, desired), local(found)):
+                    wrong.append(f"{case}: has {list(local(found).shape)} of {list(x.shape)}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(

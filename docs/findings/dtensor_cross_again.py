@@ -1,0 +1,36 @@
+# linalg.cross of DTensors over another dimension than in an earlier call raises: the first one's shards are used
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_cross_again.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (size,))
+a, b = torch.arange(9.0).reshape(3, 3), torch.eye(3)
+given = [distribute_tensor(x, mesh, [Shard(0)]) for x in (a, b)]
+torch.linalg.cross(*given)
+try:
+    observed: object = torch.linalg.cross(*given, dim=0).full_tensor().tolist()
+except RuntimeError as error:
+    observed = str(error)
+report(torch.linalg.cross(a, b, dim=0).tolist(), observed)

@@ -1,0 +1,32 @@
+# input_reshard hangs or aborts in the backward if ranks do not divide what it shards
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 input_reshard_uneven.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel.input_reshard import input_reshard
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (size,))
+x = torch.ones(3, 2, requires_grad=True)
+input_reshard(nn.Sigmoid(), mesh, 0)(x).sum().backward()
+report(True, torch.allclose(x.grad, torch.sigmoid(torch.ones(3, 2)) * torch.sigmoid(-torch.ones(3, 2))))
