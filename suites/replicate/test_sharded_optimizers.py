@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -203,6 +204,28 @@ def test_loaded_states_stay(world: World, group: str) -> None:
         return lost
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "DDP-ZERO-298",
+    "A ZeroRedundancyOptimizer trains the parameters of its groups, whatever iterable they are given in.",
+    source=f"{SOURCE}: params; torch.optim.Optimizer: params",
+)
+@pytest.mark.parametrize("given", [list, tuple, iter], ids=["list", "tuple", "iterator"])
+@pytest.mark.world(2)
+def test_iterables_of_groups(world: World, given: Callable[[list[nn.Parameter]], Any]) -> None:
+    """Give two groups with a rate each, and take a step with gradients of one."""
+
+    def body(rank: Rank) -> list[float]:
+        parameters = [nn.Parameter(torch.ones(2, device=rank.device)) for _ in range(4)]
+        groups = [{"params": given(parameters[:2])}, {"params": given(parameters[2:]), "lr": 0.25}]
+        optimizer: Any = ZeroRedundancyOptimizer(groups, torch.optim.SGD, lr=0.5)
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return [p[0].item() for p in parameters]
+
+    assert_on_ranks([[0.5, 0.5, 0.75, 0.75]] * world.size, world.run(body))
 
 
 class Counting(torch.optim.Optimizer):
