@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.checkpoint"
@@ -114,6 +115,34 @@ def test_integer_keys(world: World, tmp_path: Path) -> None:
         assert_equal(numbered(1), loaded, "numbered")
 
     world.run(body)
+
+
+LACKING: dict[str, dict[str, Any]] = {
+    "plain": {"number": 2.5, "text": "a", "pair": (1, "b"), "listed": [1, [2]], "deeper": {"on": True}},
+    "other": {"complex": 1j, "dtype": torch.float16, "set": {1, 2}, "deeper": {"dtype": torch.int8}},
+}
+"""What a checkpoint lacks: values that are numbers, texts and containers, and others."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-481",
+    "Loading a part of a state leaves what the checkpoint lacks as it is, whatever its type is.",
+    source=f"{SOURCE}: load; DefaultLoadPlanner: allow_partial_load",
+)
+@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.world(2)
+def test_partial(world: World, tmp_path: Path, kind: str) -> None:
+    """The checkpoint has a tensor alone; load that beside values of each kind."""
+
+    def body(_: Rank) -> list[str]:
+        checkpoint.save({"tensor": torch.ones(2)}, checkpoint_id=tmp_path)
+        loaded = {"tensor": torch.zeros(2), **copy.deepcopy(LACKING[kind])}
+        planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
+        checkpoint.load(loaded, checkpoint_id=tmp_path, planner=planner)
+        assert loaded["tensor"].tolist() == [1, 1]
+        return [f"{name} has become {loaded[name]}" for name, was in LACKING[kind].items() if loaded[name] != was]
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 class App:
