@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,45 @@ def test_threads(world: World, tmp_path: Path) -> None:
                 assert_equal(whole(made(1)), whole(loaded), what)
 
     world.run(body)
+
+
+class Failing(checkpoint.DefaultSavePlanner):
+    """A planner that fails in the thread that saves, or in another one, for which that thread waits."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart, self.failed = apart, threading.Event()
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Return the data of an item, or fail."""
+        if (threading.current_thread() is not threading.main_thread()) == self.apart:
+            self.failed.set()
+            raise OSError("no space")
+        self.failed.wait(5)
+        return super().resolve_data(write_item)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-482",
+    "Saving a checkpoint raises an error on every rank if one of its threads can't write.",
+    source=f"{SOURCE}: save, FileSystemWriter: thread_count",
+)
+@pytest.mark.parametrize("threads", [1, 2], ids=["one", "two"])
+@pytest.mark.world(2)
+def test_failing_threads(world: World, tmp_path: Path, threads: int) -> None:
+    """The thread that saves fails, or the one that it starts."""
+
+    def body(_: Rank) -> str:
+        threading.excepthook = lambda _: None
+        state = {str(i): torch.ones(2) for i in range(8)}
+        writer = checkpoint.FileSystemWriter(tmp_path, thread_count=threads, sync_files=False)
+        try:
+            checkpoint.save(state, storage_writer=writer, planner=Failing(threads == 2))
+        except checkpoint.CheckpointException:
+            return "an error"
+        return "the checkpoint was saved"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
 
 
 def stagers(rank: Rank) -> dict[str, Any]:
