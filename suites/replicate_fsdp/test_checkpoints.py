@@ -349,6 +349,29 @@ def test_staged(world: World) -> None:
     world.run(body)
 
 
+def stager_called(name: str) -> Any:
+    """Create a stager that stages once, in the thread that asks it to."""
+    return BlockingAsyncStager() if name == "blocking" else DefaultStager(StagingOptions(*[False] * 4))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.parametrize("stager", ["default", "blocking"])
+@pytest.mark.world(2)
+def test_staged_lazy_views(world: World, stager: str) -> None:
+    """Stage a tensor that is lazily conjugated, and one that is lazily negated."""
+
+    def body(rank: Rank) -> dict[str, list[Any]]:
+        conjugate = torch.tensor([1 + 2j], device=rank.device).conj()
+        staged = stager_called(stager).stage({"conjugate": conjugate, "negative": conjugate.imag})
+        return {name: tensor.tolist() for name, tensor in staged.items()}
+
+    assert_on_ranks([{"conjugate": [1 - 2j], "negative": [-2.0]}] * world.size, world.run(body))
+
+
 def rest(staged: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is in a staged state besides a model and its optimizer."""
     return {key: value for key, value in staged.items() if key not in ("model", "sgd")}
