@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
@@ -370,6 +371,27 @@ def test_staged_lazy_views(world: World, stager: str) -> None:
         return {name: tensor.tolist() for name, tensor in staged.items()}
 
     assert_on_ranks([{"conjugate": [1 - 2j], "negative": [-2.0]}] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.parametrize("stager", ["default", "blocking"])
+@pytest.mark.world(2)
+def test_staged_scalars(world: World, stager: str) -> None:
+    """Stage DTensors with and without a dimension, and change them."""
+
+    def body(rank: Rank) -> list[float]:
+        values = torch.tensor(1.0, device=rank.device), torch.ones(1, device=rank.device)
+        state = {str(value.ndim): distribute_tensor(value, rank.mesh(), [Replicate()]) for value in values}
+        staged = stager_called(stager).stage(state)
+        for tensor in state.values():
+            tensor.add_(4)
+        return [tensor.to_local().sum().item() for tensor in staged.values()]
+
+    assert_on_ranks([[1.0, 1.0]] * world.size, world.run(body))
 
 
 def rest(staged: Mapping[str, Any]) -> dict[str, Any]:
