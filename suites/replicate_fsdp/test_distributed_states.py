@@ -365,6 +365,28 @@ def test_loaded_states_stay(world: World, way: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-484",
+    "A full state gives a model its values, whatever the memory format of its tensors is.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.full_state_dict, broadcast_from_rank0",
+)
+@pytest.mark.parametrize("how", ["every-rank", "rank-0"])
+@pytest.mark.world(2)
+def test_memory_formats(world: World, how: str) -> None:
+    """Every rank has a channels-last weight, or rank 0 has it alone."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = fully_shard(nn.Conv2d(2, 4, 2, bias=False).to(rank.device), mesh=rank.mesh())
+        weight = torch.arange(32.0, device=rank.device).view(4, 2, 2, 2).to(memory_format=torch.channels_last)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=how == "rank-0")
+        given = {"weight": weight} if how == "every-rank" or rank.index == 0 else {}
+        set_model_state_dict(model, given, options=options)
+        found: list[float] = model.weight.full_tensor().flatten()[-4:].tolist()
+        return found
+
+    assert_on_ranks([[28.0, 29.0, 30.0, 31.0]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-51",
     "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
     source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
