@@ -116,6 +116,40 @@ def test_after_a_forward(world: World) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-51",
+    "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
+    source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
+)
+@requirement(
+    "RFSDP-DICT-52",
+    "Loading an optimizer's state gives each group the settings that were saved for its parameters, in any order.",
+    source=f"{SOURCE}: set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("how", ["groups", "optimizers"])
+@pytest.mark.parametrize("momentum", [0.5, 0.0], ids=["momentum", "stateless"])
+@pytest.mark.world(2)
+def test_stateless_groups(world: World, momentum: float, how: str) -> None:
+    """Two layers are groups of an optimizer, loaded in the reverse order, or have optimizers, loaded in their order."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device)
+        fully_shard(model, mesh=rank.mesh())
+        first, second = (list(layer.parameters()) for layer in model)
+
+        def made(groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+            divided = [groups] if how == "groups" else [[group] for group in groups]
+            return [torch.optim.SGD(each, momentum=momentum) for each in divided]
+
+        saved = get_optimizer_state_dict(model, made([{"params": first, "lr": 1.0}, {"params": second, "lr": 2.0}]))
+        others = [{"params": first, "lr": 3.0}, {"params": second, "lr": 4.0}]
+        loaded = made(others[::-1] if how == "groups" else others)
+        set_optimizer_state_dict(model, loaded, saved)
+        return [group["lr"] for optimizer in loaded for group in optimizer.param_groups]
+
+    assert_on_ranks([[2.0, 1.0] if how == "groups" else [1.0, 2.0]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-02",
     "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
     source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
