@@ -115,6 +115,38 @@ def test_after_a_forward(world: World) -> None:
     world.run(body)
 
 
+class Versioned(nn.Linear):
+    """A layer that notes of which version the state is that it loads."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        self.seen = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+@requirement(
+    "RFSDP-DICT-485",
+    "A model state dict has the versions of modules, which they see when they load it.",
+    source=f"{SOURCE}: get_model_state_dict; torch.nn.Module: _version",
+)
+@pytest.mark.parametrize("how", ["sharded", "offloaded", "full"])
+@pytest.mark.world(2)
+def test_versions(world: World, how: str) -> None:
+    """Read a state with some options, and load it into another model."""
+
+    def body(rank: Rank) -> str:
+        model, loaded = (nn.Sequential(Versioned(2, 2)).to(rank.device) for _ in range(2))
+        fully_shard(model, mesh=rank.mesh())
+        if how != "full":
+            fully_shard(loaded, mesh=rank.mesh())
+        options = StateDictOptions(full_state_dict=how == "full", cpu_offload=how == "offloaded")
+        loaded.load_state_dict(get_model_state_dict(model, options=options))
+        return f"version {loaded[0].seen}"
+
+    assert_on_ranks(["version 2"] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-DICT-51",
     "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
