@@ -388,6 +388,39 @@ def test_tied(world: World, stack: str) -> None:
     world.run(lambda rank: states.check_tied(rank, together))
 
 
+@requirement(
+    "RFSDP-SAVED-05",
+    "A weight that two layers share is under both names in a state dict, and stays shared in the model that loads it.",
+    source=f"{SOURCE}: get_state_dict, set_model_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("way", ["plain", "sharded", "wrapped", "whole, for shards"])
+@pytest.mark.world(2)
+def test_shared_modules(world: World, way: str) -> None:
+    """One layer is under two names; set what was read from another model."""
+
+    def body(rank: Rank) -> str:
+        def made(value: float) -> Any:
+            layer = nn.Linear(2, 2, bias=False).to(rank.device)
+            nn.init.constant_(layer.weight, value)
+            model = nn.Sequential(layer, nn.ReLU(), layer)
+            if way == "wrapped":
+                return DistributedDataParallel(model)
+            return model if way == "plain" else fully_shard(model, mesh=rank.mesh())
+
+        options = StateDictOptions(full_state_dict=way == "whole, for shards")
+        state, other = dict(get_model_state_dict(made(2.0), options=options)), made(1.0)
+        assert sorted(state) == ["0.weight", "2.weight"]
+        try:
+            set_model_state_dict(other, state, options=options)
+        except RuntimeError as e:
+            return f"not set: {e}"
+        first, *others = other.parameters()
+        assert not others
+        return f"set: {states.whole({'': first})[''].unique().item()}"
+
+    assert_on_ranks(["set: 2.0"] * world.size, world.run(body))
+
+
 KEPT: dict[str, Callable[[Rank, nn.Module], Any]] = {
     "plain": lambda rank, model: model,
     "fsdp1": wrapped,
