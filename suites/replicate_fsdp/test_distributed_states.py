@@ -148,6 +148,28 @@ def test_versions(world: World, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-486",
+    "With ignore_frozen_params, a state dict has no frozen parameter, under none of its names.",
+    source=f"{SOURCE}: StateDictOptions.ignore_frozen_params: 'the returned state_dict won't contain any frozen'",
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+@pytest.mark.world(2)
+def test_no_frozen(world: World, shared: bool) -> None:
+    """Two layers have frozen weights, which are one or not."""
+
+    def body(rank: Rank) -> list[str]:
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device)
+        if shared:
+            model[1].weight = model[0].weight
+        for layer in model:
+            layer.weight.requires_grad_(False)
+        fully_shard(model, mesh=rank.mesh())
+        return sorted(get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True)))
+
+    assert_on_ranks([["0.bias", "1.bias"]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-51",
     "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
     source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
