@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -145,6 +146,29 @@ def test_partial(world: World, tmp_path: Path, kind: str) -> None:
         return [f"{name} has become {loaded[name]}" for name, was in LACKING[kind].items() if loaded[name] != was]
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-483",
+    "A checkpoint that is converted to a file of torch.save has every key of an optimizer's state.",
+    source=f"{SOURCE}.format_utils: dcp_to_torch_save",
+)
+@pytest.mark.parametrize("momentum", [0.5, 0.0], ids=["momentum", "stateless"])
+@pytest.mark.world(2)
+def test_converted(world: World, tmp_path: Path, momentum: float) -> None:
+    """Convert the state of an optimizer that has momenta or none, on each rank for itself."""
+
+    def body(rank: Rank) -> list[str]:
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        sgd = torch.optim.SGD([parameter], lr=0.5, momentum=momentum)
+        sgd.step()
+        checkpoint.save({"sgd": sgd.state_dict()}, checkpoint_id=tmp_path / "saved")
+        file = tmp_path / f"{rank.index}.pt"
+        dcp_to_torch_save(tmp_path / "saved", file)
+        return sorted(torch.load(file, weights_only=False)["sgd"])
+
+    assert_on_ranks([["param_groups", "state"]] * world.size, world.run(body))
 
 
 class App:
