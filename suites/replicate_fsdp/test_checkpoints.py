@@ -6,6 +6,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -372,6 +373,47 @@ def test_staged(world: World) -> None:
             stager.close()
 
     world.run(body)
+
+
+class Unable(AsyncStager):
+    """A stager that fails when it is told to."""
+
+    def stage(self, state_dict: Any) -> Future[Any]:
+        """Return a future, which does not get the state."""
+        self.future: Future[Any] = Future()
+        return self.future
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-484",
+    "If a stager fails, staging_completion of an asynchronous save raises its error.",
+    source=f"{SOURCE}.state_dict_saver: AsyncSaveResponse.staging_completion",
+)
+@pytest.mark.parametrize("when", ["later", "at-once"])
+@pytest.mark.world(2)
+def test_staging_fails(world: World, tmp_path: Path, when: str) -> None:
+    """The stager has failed when async_save returns, or fails afterwards."""
+
+    def body(rank: Rank) -> str:
+        stager, failure = Unable(), MemoryError("no memory")
+        if when == "at-once":
+            given = stager.stage({})
+            given.set_exception(failure)
+            stager.stage = lambda _: given  # type: ignore[method-assign]
+        try:
+            saved: Any = checkpoint.async_save({"a": torch.ones(2)}, checkpoint_id=tmp_path, async_stager=stager)
+        except AssertionError:  # the group has collectives for an accelerator only
+            assert rank.device.type != "cpu"
+            return "an error"
+        if when == "later":
+            stager.future.set_exception(failure)
+        try:
+            saved.staging_completion.result(10)
+        except MemoryError:
+            return "an error"
+        return "said to be staged"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
 
 
 def stager_called(name: str) -> Any:
