@@ -456,6 +456,34 @@ def test_batched_power_sgd(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-462",
+    "The batched PowerSGD hook compresses gradients of a rank that it approximates exactly to their average.",
+    source=f"{FOLDER}/powerSGD_hook.py: batched_powerSGD_hook",
+)
+@pytest.mark.parametrize("compress", [False, True], ids=["averages", "compresses"])
+@pytest.mark.world(2)
+def test_batched_power_sgd_compresses(world: World, compress: bool) -> None:
+    """One matrix of rank one is the whole bucket; take the steps before it is compressed, and those after."""
+    values = of_rank(1, [(16, 16)])
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
+        for number in range(5 if compress else 2):
+            try:
+                model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            except AssertionError:
+                return f"an AssertionError in step {number}"
+            found = model.module.weights[0].grad.cpu()
+            torch.testing.assert_close(found, 1.5 * values[0], rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-23",
     "A PowerSGD state with error feedback or a warm start raises an error if it is to compress the first two steps.",
     source=f"{FOLDER}/powerSGD_hook.py: start_powerSGD_iter",
