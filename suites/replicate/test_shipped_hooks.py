@@ -429,6 +429,34 @@ def test_power_sgd_randomness(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-463",
+    "The PowerSGD hook averages parameters that it does not compress, whatever their number of dimensions or elements.",
+    source=f"{FOLDER}/powerSGD_hook.py: 'Rest of the tensors will be directly allreduced without compression'",
+)
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (), (0, 2)], ids=["vector", "matrix", "scalar", "empty"])
+@pytest.mark.world(2)
+def test_power_sgd_shapes(world: World, shape: tuple[int, ...]) -> None:
+    """A parameter of each shape is beside a matrix of rank one, which is compressed."""
+    values = [*of_rank(1, [(16, 16)]), torch.full(shape, 3.0)]
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for number in range(4):
+            try:
+                model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            except (IndexError, RuntimeError) as e:
+                return f"{type(e).__name__} in step {number}"
+            for p, value in zip(model.module.weights, values, strict=True):
+                torch.testing.assert_close(p.grad.cpu(), 1.5 * value, rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-25",
     "The compressing batched PowerSGD hook gives the average if it has rank one as a square, or raises an error.",
     source=f"{FOLDER}/powerSGD_hook.py: batched_powerSGD_hook",
