@@ -320,6 +320,31 @@ def test_power_sgd_options(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-464",
+    "The PowerSGD hook gives the average of gradients in one bucket or several.",
+    source=f"{FOLDER}/powerSGD_hook.py: powerSGD_hook; pytorch/pytorch#48478",
+)
+@pytest.mark.parametrize("cap", [25, 1e-4], ids=["one", "several"])
+@pytest.mark.world(2, timeout=3)
+def test_power_sgd_buckets(world: World, cap: float) -> None:
+    """Six matrices of rank one are in one bucket or each in its own; two steps average, and six compress."""
+    values = of_rank(1, [(16, 16)] * 6)
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device), bucket_cap_mb=cap)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for number in range(8):
+            model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            for p, value in zip(model.module.weights, values, strict=True):
+                torch.testing.assert_close(p.grad.cpu(), 1.5 * value, rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-20",
     "With error feedback, what PowerSGD leaves out of a step is added to the next, so that no gradient is lost.",
     source=f"{FOLDER}/powerSGD_hook.py: use_error_feedback",
