@@ -14,7 +14,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.format_utils import (
+    BroadcastingTorchSaveReader,
+    DynamicMetaLoadPlanner,
+    dcp_to_torch_save,
+)
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -170,6 +174,30 @@ def test_converted(world: World, tmp_path: Path, momentum: float) -> None:
         return sorted(torch.load(file, weights_only=False)["sgd"])
 
     assert_on_ranks([["param_groups", "state"]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-485",
+    "BroadcastingTorchSaveReader gives each rank its part of what rank 0 reads from a file of torch.save.",
+    source=f"{SOURCE}.format_utils: BroadcastingTorchSaveReader: 'broadcast and shard each tensor to all ranks'",
+)
+@pytest.mark.parametrize("stack", ["plain", "sharded"])
+@pytest.mark.world(2, timeout=5)
+def test_file_of_torch_save(world: World, tmp_path: Path, stack: str) -> None:
+    """Load a weight into a module on each rank, or into one that is sharded."""
+    file = tmp_path / "saved.pt"
+    torch.save({"weight": numbers(4, 2)}, file)
+
+    def body(rank: Rank) -> bool:
+        net: Any = nn.Linear(2, 4, bias=False).to(rank.device)
+        if stack == "sharded":
+            fully_shard(net, mesh=rank.mesh())
+        state = net.state_dict()
+        planner = DynamicMetaLoadPlanner()
+        checkpoint.load(state, storage_reader=BroadcastingTorchSaveReader(), planner=planner, checkpoint_id=file)
+        return torch.equal(whole(state)["weight"].cpu(), numbers(4, 2))
+
+    assert_on_ranks([True] * world.size, world.run(body))
 
 
 class App:
