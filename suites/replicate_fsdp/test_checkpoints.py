@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.format_utils import (
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
@@ -198,6 +198,29 @@ def test_file_of_torch_save(world: World, tmp_path: Path, stack: str) -> None:
         return torch.equal(whole(state)["weight"].cpu(), numbers(4, 2))
 
     assert_on_ranks([True] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-486",
+    "A checkpoint has the whole of a sharded tensor, in whichever container of a state it is.",
+    source=f"{SOURCE}: save, load; DefaultSavePlanner: flatten_state_dict",
+)
+@pytest.mark.parametrize("container", [list, tuple], ids=["list", "tuple"])
+@pytest.mark.world(2)
+def test_containers(world: World, tmp_path: Path, container: type) -> None:
+    """Save a sharded tensor in a container, and load it into one of zeros."""
+
+    def body(rank: Rank) -> list[float]:
+        def made(values: torch.Tensor) -> dict[str, Any]:
+            return {"kept": container([distribute_tensor(values.to(rank.device), rank.mesh(), [Shard(0)])])}
+
+        checkpoint.save(made(torch.arange(4.0)), checkpoint_id=tmp_path)
+        loaded = made(torch.zeros(4))
+        checkpoint.load(loaded, checkpoint_id=tmp_path)
+        found: list[float] = loaded["kept"][0].full_tensor().tolist()
+        return found
+
+    assert_on_ranks([[0.0, 1.0, 2.0, 3.0]] * world.size, world.run(body))
 
 
 class App:
