@@ -223,6 +223,42 @@ def test_containers(world: World, tmp_path: Path, container: type) -> None:
     assert_on_ranks([[0.0, 1.0, 2.0, 3.0]] * world.size, world.run(body))
 
 
+CACHED = {
+    "values": ({"a": torch.zeros(2)}, {"a": torch.ones(2)}),
+    "sizes": ({"a": torch.zeros(2)}, {"a": torch.ones(3)}),
+    "names": ({"a": torch.zeros(2)}, {"b": torch.ones(2)}),
+    "dtypes": ({"a": torch.zeros(1)}, {"a": torch.tensor([2**40 + 1])}),
+    "nesting": ({"a.b": torch.zeros(2)}, {"a": {"b": torch.ones(2)}}),
+}
+"""Two states each, which differ in one respect."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-487",
+    "A checkpoint whose planner uses cached plans has the dtypes, sizes, names and nesting of its own state.",
+    source=f"{SOURCE}.default_planner: DefaultSavePlanner: enable_plan_caching",
+)
+@pytest.mark.parametrize("differ", CACHED)
+@pytest.mark.world(2)
+def test_cached_plans(world: World, tmp_path: Path, differ: str) -> None:
+    """Save two states with a planner each, and convert the second checkpoint."""
+
+    def body(rank: Rank) -> Any:
+        for number, state in enumerate(CACHED[differ]):
+            planner = checkpoint.DefaultSavePlanner(enable_plan_caching=True)
+            checkpoint.save(dict(state), checkpoint_id=tmp_path / f"{number}", planner=planner)
+        file = tmp_path / f"of {rank.index}.pt"
+        dcp_to_torch_save(tmp_path / "1", file)
+        return listed(torch.load(file))
+
+    assert_on_ranks([listed(CACHED[differ][1])] * world.size, world.run(body))
+
+
+def listed(state: Any) -> Any:
+    """Return a state with lists of numbers in place of its tensors."""
+    return {k: listed(v) for k, v in state.items()} if isinstance(state, Mapping) else state.tolist()
+
+
 class App:
     """A model and its optimizer, saved together."""
 
