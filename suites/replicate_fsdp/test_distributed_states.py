@@ -169,6 +169,47 @@ def test_no_frozen(world: World, shared: bool) -> None:
     assert_on_ranks([["0.bias", "1.bias"]] * world.size, world.run(body))
 
 
+class Extra(nn.Linear):
+    """A layer with an extra state."""
+
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        """Return what is to be saved."""
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        """Keep what is loaded."""
+        self.extra = state
+
+
+@requirement(
+    "RFSDP-DICT-487",
+    "A state with the extra state of a module can be set, whatever that is.",
+    source=f"{SOURCE}: get_model_state_dict, set_model_state_dict; torch.nn.Module.get_extra_state",
+)
+@pytest.mark.parametrize("extra", [{"a": 1}, None], ids=["dict", "none"])
+@pytest.mark.parametrize("way", ["sharded", "replicated", "compiled"])
+@pytest.mark.world(2)
+def test_values_of_extra_states(world: World, way: str, extra: Any) -> None:
+    """Set what was read from another module, whose extra state differs."""
+
+    def body(rank: Rank) -> str:
+        def made(state: Any) -> tuple[Extra, Any]:
+            layer = Extra(2, 2).to(rank.device)
+            layer.extra = state
+            return layer, KEPT[way](rank, nn.Sequential(layer))
+
+        (layer, other), (_, model) = made("other"), made(extra)
+        try:
+            set_model_state_dict(other, dict(get_model_state_dict(model)))
+        except RuntimeError as e:
+            return f"not set: {e}"
+        return f"set: {layer.extra}"
+
+    assert_on_ranks([f"set: {extra}"] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-DICT-51",
     "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
