@@ -75,6 +75,31 @@ def test_model_states(world: World, stack: str) -> None:
     source=f"{SOURCE}: get_model_state_dict, StateDictOptions",
 )
 @requirement(
+    "RFSDP-DICT-488",
+    "A flattened state dict of an optimizer can be set, of one with an empty group as well.",
+    source=f"{SOURCE}: StateDictOptions.flatten_optimizer_state_dict; pytorch/pytorch#147730",
+)
+@pytest.mark.parametrize("empty", [False, True], ids=["whole", "empty"])
+@pytest.mark.world(2)
+def test_flattened_groups(world: World, empty: bool) -> None:
+    """One group has all parameters, or all but the bias, which the other has, or none."""
+
+    def body(rank: Rank) -> str:
+        model: Any = fully_shard(nn.Linear(2, 2).to(rank.device), mesh=rank.mesh())
+        groups = ([model.weight, model.bias], []) if empty else ([model.weight], [model.bias])
+        first, second = (torch.optim.AdamW([{"params": g} for g in groups], lr=lr) for lr in (0.5, 0.25))
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        saved = get_optimizer_state_dict(model, first, options=options)
+        try:
+            set_optimizer_state_dict(model, second, saved, options=options)
+        except IndexError as e:
+            return f"not set: {e}"
+        return f"set: {second.param_groups[0]['lr']}"
+
+    assert_on_ranks(["set: 0.5"] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
