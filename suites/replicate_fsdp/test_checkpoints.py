@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
-from collections.abc import Mapping
+import urllib.error
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +408,47 @@ def test_failing_threads(world: World, tmp_path: Path, threads: int) -> None:
         except checkpoint.CheckpointException:
             return "an error"
         return "the checkpoint was saved"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
+
+
+def holding() -> OSError:
+    """Return an error that can't be pickled."""
+    error: Any = OSError("no space")
+    error.lock = threading.Lock()
+    return error
+
+
+FAILURES: dict[str, Callable[[], Exception]] = {
+    "plain": lambda: OSError("no space"),
+    "not-loaded": lambda: urllib.error.HTTPError("https://storage", 503, "busy", Message(), None),
+    "not-pickled": holding,
+}
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-488",
+    "If saving a checkpoint fails on one rank, every rank raises an error, whichever exception it is.",
+    source=f"{SOURCE}: save; torch/distributed/checkpoint/utils.py: 'all ranks will observe those'",
+)
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.world(2, timeout=5)
+def test_failing_rank(world: World, tmp_path: Path, failure: str) -> None:
+    """Rank 1 fails when it writes."""
+
+    class Planner(checkpoint.DefaultSavePlanner):
+        """A planner of which the data can't be had."""
+
+        def resolve_data(self, write_item: Any) -> Any:
+            raise FAILURES[failure]()
+
+    def body(rank: Rank) -> str:
+        planner = Planner() if rank.index == 1 else checkpoint.DefaultSavePlanner()
+        try:
+            checkpoint.save({str(i): torch.ones(2) for i in range(4)}, checkpoint_id=tmp_path, planner=planner)
+        except checkpoint.CheckpointException:
+            return "an error"
+        return "saved"
 
     assert_on_ranks(["an error"] * world.size, world.run(body))
 
