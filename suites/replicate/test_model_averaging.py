@@ -19,7 +19,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.limit import runs_with
 
 FOLDER = "torch/distributed/algorithms/model_averaging"
@@ -307,6 +307,31 @@ def test_post_local_sgd(world: World) -> None:
             values[:] = values.mean(0)
         found = torch.tensor([first[number], second[number]])
         assert torch.equal(found, values[:, :, None].expand(2, 2, 2)), number
+
+
+@requirement(
+    "DDP-AVG-239",
+    "The param_groups of a PostLocalSGDOptimizer are those that it steps and averages, after load_state_dict as well.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: load_state_dict, add_param_group; torch.optim.lr_scheduler",
+)
+@pytest.mark.parametrize("loaded", [False, True], ids=["made", "loaded"])
+@pytest.mark.world(2)
+def test_groups_of_post_local_sgd(world: World, loaded: bool) -> None:
+    """A scheduler halves the rate of a group, another group is added, and a step is averaged."""
+
+    def body(rank: Rank) -> list[float]:
+        first, added = (nn.Parameter(torch.full((1,), float(rank.index), device=rank.device)) for _ in range(2))
+        optimizer = PostLocalSGDOptimizer(torch.optim.SGD([first], lr=1.0), PeriodicModelAverager(2))
+        if loaded:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=9)
+        optimizer.add_param_group({"params": [added]})
+        for p in (first, added):
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return [first.item(), added.item()]
+
+    assert_on_ranks([[0.0, -0.5]] * world.size, world.run(body))
 
 
 @requirement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -203,6 +204,56 @@ def test_loaded_states_stay(world: World, group: str) -> None:
         return lost
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "DDP-ZERO-298",
+    "A ZeroRedundancyOptimizer trains the parameters of its groups, whatever iterable they are given in.",
+    source=f"{SOURCE}: params; torch.optim.Optimizer: params",
+)
+@pytest.mark.parametrize("given", [list, tuple, iter], ids=["list", "tuple", "iterator"])
+@pytest.mark.world(2)
+def test_iterables_of_groups(world: World, given: Callable[[list[nn.Parameter]], Any]) -> None:
+    """Give two groups with a rate each, and take a step with gradients of one."""
+
+    def body(rank: Rank) -> list[float]:
+        parameters = [nn.Parameter(torch.ones(2, device=rank.device)) for _ in range(4)]
+        groups = [{"params": given(parameters[:2])}, {"params": given(parameters[2:]), "lr": 0.25}]
+        optimizer: Any = ZeroRedundancyOptimizer(groups, torch.optim.SGD, lr=0.5)
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return [p[0].item() for p in parameters]
+
+    assert_on_ranks([[0.5, 0.5, 0.75, 0.75]] * world.size, world.run(body))
+
+
+@requirement(
+    "DDP-ZERO-299",
+    "A step of a ZeroRedundancyOptimizer gives ranks equal parameters, also of groups that are unfrozen later.",
+    source=f"{SOURCE}: add_param_group: 'frozen layers can be made trainable'; parameters_as_bucket_view",
+)
+@pytest.mark.parametrize("when", ["made", "added"])
+@pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
+@pytest.mark.world(2)
+def test_unfrozen(world: World, views: bool, when: str) -> None:
+    """A group is frozen when it is given or added; then a step with gradients of one."""
+
+    def body(rank: Rank) -> list[float]:
+        parameters = [nn.Parameter(torch.ones(2, device=rank.device), requires_grad=i < 2) for i in range(4)]
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+        given = groups if when == "made" else groups[:1]
+        options: dict[str, Any] = {"parameters_as_bucket_view": views, "lr": 0.5}
+        optimizer: Any = ZeroRedundancyOptimizer(given, torch.optim.SGD, **options)
+        if when == "added":
+            optimizer.add_param_group(groups[1])
+        for p in parameters:
+            p.requires_grad_(True)
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return [p[0].item() for p in parameters]
+
+    assert_on_ranks([[0.5] * 4] * world.size, world.run(body))
 
 
 class Counting(torch.optim.Optimizer):

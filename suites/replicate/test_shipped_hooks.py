@@ -320,6 +320,31 @@ def test_power_sgd_options(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-464",
+    "The PowerSGD hook gives the average of gradients in one bucket or several.",
+    source=f"{FOLDER}/powerSGD_hook.py: powerSGD_hook; pytorch/pytorch#48478",
+)
+@pytest.mark.parametrize("cap", [25, 1e-4], ids=["one", "several"])
+@pytest.mark.world(2, timeout=3)
+def test_power_sgd_buckets(world: World, cap: float) -> None:
+    """Six matrices of rank one are in one bucket or each in its own; two steps average, and six compress."""
+    values = of_rank(1, [(16, 16)] * 6)
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device), bucket_cap_mb=cap)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for number in range(8):
+            model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            for p, value in zip(model.module.weights, values, strict=True):
+                torch.testing.assert_close(p.grad.cpu(), 1.5 * value, rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-20",
     "With error feedback, what PowerSGD leaves out of a step is added to the next, so that no gradient is lost.",
     source=f"{FOLDER}/powerSGD_hook.py: use_error_feedback",
@@ -429,6 +454,34 @@ def test_power_sgd_randomness(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-463",
+    "The PowerSGD hook averages parameters that it does not compress, whatever their number of dimensions or elements.",
+    source=f"{FOLDER}/powerSGD_hook.py: 'Rest of the tensors will be directly allreduced without compression'",
+)
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (), (0, 2)], ids=["vector", "matrix", "scalar", "empty"])
+@pytest.mark.world(2)
+def test_power_sgd_shapes(world: World, shape: tuple[int, ...]) -> None:
+    """A parameter of each shape is beside a matrix of rank one, which is compressed."""
+    values = [*of_rank(1, [(16, 16)]), torch.full(shape, 3.0)]
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for number in range(4):
+            try:
+                model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            except (IndexError, RuntimeError) as e:
+                return f"{type(e).__name__} in step {number}"
+            for p, value in zip(model.module.weights, values, strict=True):
+                torch.testing.assert_close(p.grad.cpu(), 1.5 * value, rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-25",
     "The compressing batched PowerSGD hook gives the average if it has rank one as a square, or raises an error.",
     source=f"{FOLDER}/powerSGD_hook.py: batched_powerSGD_hook",
@@ -453,6 +506,34 @@ def test_batched_power_sgd(world: World) -> None:
         return "averaged"
 
     assert_on_ranks(["averaged"] * 2, world.run(body), or_all=["an error"] * 2)
+
+
+@requirement(
+    "REPL-HOOK-462",
+    "The batched PowerSGD hook compresses gradients of a rank that it approximates exactly to their average.",
+    source=f"{FOLDER}/powerSGD_hook.py: batched_powerSGD_hook",
+)
+@pytest.mark.parametrize("compress", [False, True], ids=["averages", "compresses"])
+@pytest.mark.world(2)
+def test_batched_power_sgd_compresses(world: World, compress: bool) -> None:
+    """One matrix of rank one is the whole bucket; take the steps before it is compressed, and those after."""
+    values = of_rank(1, [(16, 16)])
+
+    def body(rank: Rank) -> str:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
+        for number in range(5 if compress else 2):
+            try:
+                model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+            except AssertionError:
+                return f"an AssertionError in step {number}"
+            found = model.module.weights[0].grad.cpu()
+            torch.testing.assert_close(found, 1.5 * values[0], rtol=1e-4, atol=1e-3, msg=f"step {number}")
+            model.zero_grad()
+        return "averaged"
+
+    assert_on_ranks(["averaged"] * world.size, world.run(body))
 
 
 @requirement(

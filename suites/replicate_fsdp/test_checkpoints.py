@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Mapping
+import threading
+import urllib.error
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +16,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
-from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.format_utils import (
+    BroadcastingTorchSaveReader,
+    DynamicMetaLoadPlanner,
+    dcp_to_torch_save,
+)
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.checkpoint"
@@ -114,6 +125,140 @@ def test_integer_keys(world: World, tmp_path: Path) -> None:
         assert_equal(numbered(1), loaded, "numbered")
 
     world.run(body)
+
+
+LACKING: dict[str, dict[str, Any]] = {
+    "plain": {"number": 2.5, "text": "a", "pair": (1, "b"), "listed": [1, [2]], "deeper": {"on": True}},
+    "other": {"complex": 1j, "dtype": torch.float16, "set": {1, 2}, "deeper": {"dtype": torch.int8}},
+}
+"""What a checkpoint lacks: values that are numbers, texts and containers, and others."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-481",
+    "Loading a part of a state leaves what the checkpoint lacks as it is, whatever its type is.",
+    source=f"{SOURCE}: load; DefaultLoadPlanner: allow_partial_load",
+)
+@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.world(2)
+def test_partial(world: World, tmp_path: Path, kind: str) -> None:
+    """The checkpoint has a tensor alone; load that beside values of each kind."""
+
+    def body(_: Rank) -> list[str]:
+        checkpoint.save({"tensor": torch.ones(2)}, checkpoint_id=tmp_path)
+        loaded = {"tensor": torch.zeros(2), **copy.deepcopy(LACKING[kind])}
+        planner = checkpoint.DefaultLoadPlanner(allow_partial_load=True)
+        checkpoint.load(loaded, checkpoint_id=tmp_path, planner=planner)
+        assert loaded["tensor"].tolist() == [1, 1]
+        return [f"{name} has become {loaded[name]}" for name, was in LACKING[kind].items() if loaded[name] != was]
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-483",
+    "A checkpoint that is converted to a file of torch.save has every key of an optimizer's state.",
+    source=f"{SOURCE}.format_utils: dcp_to_torch_save",
+)
+@pytest.mark.parametrize("momentum", [0.5, 0.0], ids=["momentum", "stateless"])
+@pytest.mark.world(2)
+def test_converted(world: World, tmp_path: Path, momentum: float) -> None:
+    """Convert the state of an optimizer that has momenta or none, on each rank for itself."""
+
+    def body(rank: Rank) -> list[str]:
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        sgd = torch.optim.SGD([parameter], lr=0.5, momentum=momentum)
+        sgd.step()
+        checkpoint.save({"sgd": sgd.state_dict()}, checkpoint_id=tmp_path / "saved")
+        file = tmp_path / f"{rank.index}.pt"
+        dcp_to_torch_save(tmp_path / "saved", file)
+        return sorted(torch.load(file, weights_only=False)["sgd"])
+
+    assert_on_ranks([["param_groups", "state"]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-485",
+    "BroadcastingTorchSaveReader gives each rank its part of what rank 0 reads from a file of torch.save.",
+    source=f"{SOURCE}.format_utils: BroadcastingTorchSaveReader: 'broadcast and shard each tensor to all ranks'",
+)
+@pytest.mark.parametrize("stack", ["plain", "sharded"])
+@pytest.mark.world(2, timeout=5)
+def test_file_of_torch_save(world: World, tmp_path: Path, stack: str) -> None:
+    """Load a weight into a module on each rank, or into one that is sharded."""
+    file = tmp_path / "saved.pt"
+    torch.save({"weight": numbers(4, 2)}, file)
+
+    def body(rank: Rank) -> bool:
+        net: Any = nn.Linear(2, 4, bias=False).to(rank.device)
+        if stack == "sharded":
+            fully_shard(net, mesh=rank.mesh())
+        state = net.state_dict()
+        planner = DynamicMetaLoadPlanner()
+        checkpoint.load(state, storage_reader=BroadcastingTorchSaveReader(), planner=planner, checkpoint_id=file)
+        return torch.equal(whole(state)["weight"].cpu(), numbers(4, 2))
+
+    assert_on_ranks([True] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-486",
+    "A checkpoint has the whole of a sharded tensor, in whichever container of a state it is.",
+    source=f"{SOURCE}: save, load; DefaultSavePlanner: flatten_state_dict",
+)
+@pytest.mark.parametrize("container", [list, tuple], ids=["list", "tuple"])
+@pytest.mark.world(2)
+def test_containers(world: World, tmp_path: Path, container: type) -> None:
+    """Save a sharded tensor in a container, and load it into one of zeros."""
+
+    def body(rank: Rank) -> list[float]:
+        def made(values: torch.Tensor) -> dict[str, Any]:
+            return {"kept": container([distribute_tensor(values.to(rank.device), rank.mesh(), [Shard(0)])])}
+
+        checkpoint.save(made(torch.arange(4.0)), checkpoint_id=tmp_path)
+        loaded = made(torch.zeros(4))
+        checkpoint.load(loaded, checkpoint_id=tmp_path)
+        found: list[float] = loaded["kept"][0].full_tensor().tolist()
+        return found
+
+    assert_on_ranks([[0.0, 1.0, 2.0, 3.0]] * world.size, world.run(body))
+
+
+CACHED = {
+    "values": ({"a": torch.zeros(2)}, {"a": torch.ones(2)}),
+    "sizes": ({"a": torch.zeros(2)}, {"a": torch.ones(3)}),
+    "names": ({"a": torch.zeros(2)}, {"b": torch.ones(2)}),
+    "dtypes": ({"a": torch.zeros(1)}, {"a": torch.tensor([2**40 + 1])}),
+    "nesting": ({"a.b": torch.zeros(2)}, {"a": {"b": torch.ones(2)}}),
+}
+"""Two states each, which differ in one respect."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-487",
+    "A checkpoint whose planner uses cached plans has the dtypes, sizes, names and nesting of its own state.",
+    source=f"{SOURCE}.default_planner: DefaultSavePlanner: enable_plan_caching",
+)
+@pytest.mark.parametrize("differ", CACHED)
+@pytest.mark.world(2)
+def test_cached_plans(world: World, tmp_path: Path, differ: str) -> None:
+    """Save two states with a planner each, and convert the second checkpoint."""
+
+    def body(rank: Rank) -> Any:
+        for number, state in enumerate(CACHED[differ]):
+            planner = checkpoint.DefaultSavePlanner(enable_plan_caching=True)
+            checkpoint.save(dict(state), checkpoint_id=tmp_path / f"{number}", planner=planner)
+        file = tmp_path / f"of {rank.index}.pt"
+        dcp_to_torch_save(tmp_path / "1", file)
+        return listed(torch.load(file))
+
+    assert_on_ranks([listed(CACHED[differ][1])] * world.size, world.run(body))
+
+
+def listed(state: Any) -> Any:
+    """Return a state with lists of numbers in place of its tensors."""
+    return {k: listed(v) for k, v in state.items()} if isinstance(state, Mapping) else state.tolist()
 
 
 class App:
@@ -228,6 +373,86 @@ def test_threads(world: World, tmp_path: Path) -> None:
     world.run(body)
 
 
+class Failing(checkpoint.DefaultSavePlanner):
+    """A planner that fails in the thread that saves, or in another one, for which that thread waits."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart, self.failed = apart, threading.Event()
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Return the data of an item, or fail."""
+        if (threading.current_thread() is not threading.main_thread()) == self.apart:
+            self.failed.set()
+            raise OSError("no space")
+        self.failed.wait(5)
+        return super().resolve_data(write_item)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-482",
+    "Saving a checkpoint raises an error on every rank if one of its threads can't write.",
+    source=f"{SOURCE}: save, FileSystemWriter: thread_count",
+)
+@pytest.mark.parametrize("threads", [1, 2], ids=["one", "two"])
+@pytest.mark.world(2)
+def test_failing_threads(world: World, tmp_path: Path, threads: int) -> None:
+    """The thread that saves fails, or the one that it starts."""
+
+    def body(_: Rank) -> str:
+        threading.excepthook = lambda _: None
+        state = {str(i): torch.ones(2) for i in range(8)}
+        writer = checkpoint.FileSystemWriter(tmp_path, thread_count=threads, sync_files=False)
+        try:
+            checkpoint.save(state, storage_writer=writer, planner=Failing(threads == 2))
+        except checkpoint.CheckpointException:
+            return "an error"
+        return "the checkpoint was saved"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
+
+
+def holding() -> OSError:
+    """Return an error that can't be pickled."""
+    error: Any = OSError("no space")
+    error.lock = threading.Lock()
+    return error
+
+
+FAILURES: dict[str, Callable[[], Exception]] = {
+    "plain": lambda: OSError("no space"),
+    "not-loaded": lambda: urllib.error.HTTPError("https://storage", 503, "busy", Message(), None),
+    "not-pickled": holding,
+}
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-488",
+    "If saving a checkpoint fails on one rank, every rank raises an error, whichever exception it is.",
+    source=f"{SOURCE}: save; torch/distributed/checkpoint/utils.py: 'all ranks will observe those'",
+)
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.world(2, timeout=5)
+def test_failing_rank(world: World, tmp_path: Path, failure: str) -> None:
+    """Rank 1 fails when it writes."""
+
+    class Planner(checkpoint.DefaultSavePlanner):
+        """A planner of which the data can't be had."""
+
+        def resolve_data(self, write_item: Any) -> Any:
+            raise FAILURES[failure]()
+
+    def body(rank: Rank) -> str:
+        planner = Planner() if rank.index == 1 else checkpoint.DefaultSavePlanner()
+        try:
+            checkpoint.save({str(i): torch.ones(2) for i in range(4)}, checkpoint_id=tmp_path, planner=planner)
+        except checkpoint.CheckpointException:
+            return "an error"
+        return "saved"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
+
+
 def stagers(rank: Rank) -> dict[str, Any]:
     """Create every stager that needs no accelerator."""
     made: dict[str, Any] = {"blocking": BlockingAsyncStager()}
@@ -278,6 +503,91 @@ def test_staged(world: World) -> None:
             stager.close()
 
     world.run(body)
+
+
+class Unable(AsyncStager):
+    """A stager that fails when it is told to."""
+
+    def stage(self, state_dict: Any) -> Future[Any]:
+        """Return a future, which does not get the state."""
+        self.future: Future[Any] = Future()
+        return self.future
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-484",
+    "If a stager fails, staging_completion of an asynchronous save raises its error.",
+    source=f"{SOURCE}.state_dict_saver: AsyncSaveResponse.staging_completion",
+)
+@pytest.mark.parametrize("when", ["later", "at-once"])
+@pytest.mark.world(2)
+def test_staging_fails(world: World, tmp_path: Path, when: str) -> None:
+    """The stager has failed when async_save returns, or fails afterwards."""
+
+    def body(rank: Rank) -> str:
+        stager, failure = Unable(), MemoryError("no memory")
+        if when == "at-once":
+            given = stager.stage({})
+            given.set_exception(failure)
+            stager.stage = lambda _: given  # type: ignore[method-assign]
+        try:
+            saved: Any = checkpoint.async_save({"a": torch.ones(2)}, checkpoint_id=tmp_path, async_stager=stager)
+        except AssertionError:  # the group has collectives for an accelerator only
+            assert rank.device.type != "cpu"
+            return "an error"
+        if when == "later":
+            stager.future.set_exception(failure)
+        try:
+            saved.staging_completion.result(10)
+        except MemoryError:
+            return "an error"
+        return "said to be staged"
+
+    assert_on_ranks(["an error"] * world.size, world.run(body))
+
+
+def stager_called(name: str) -> Any:
+    """Create a stager that stages once, in the thread that asks it to."""
+    return BlockingAsyncStager() if name == "blocking" else DefaultStager(StagingOptions(*[False] * 4))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.parametrize("stager", ["default", "blocking"])
+@pytest.mark.world(2)
+def test_staged_lazy_views(world: World, stager: str) -> None:
+    """Stage a tensor that is lazily conjugated, and one that is lazily negated."""
+
+    def body(rank: Rank) -> dict[str, list[Any]]:
+        conjugate = torch.tensor([1 + 2j], device=rank.device).conj()
+        staged = stager_called(stager).stage({"conjugate": conjugate, "negative": conjugate.imag})
+        return {name: tensor.tolist() for name, tensor in staged.items()}
+
+    assert_on_ranks([{"conjugate": [1 - 2j], "negative": [-2.0]}] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.parametrize("stager", ["default", "blocking"])
+@pytest.mark.world(2)
+def test_staged_scalars(world: World, stager: str) -> None:
+    """Stage DTensors with and without a dimension, and change them."""
+
+    def body(rank: Rank) -> list[float]:
+        values = torch.tensor(1.0, device=rank.device), torch.ones(1, device=rank.device)
+        state = {str(value.ndim): distribute_tensor(value, rank.mesh(), [Replicate()]) for value in values}
+        staged = stager_called(stager).stage(state)
+        for tensor in state.values():
+            tensor.add_(4)
+        return [tensor.to_local().sum().item() for tensor in staged.values()]
+
+    assert_on_ranks([[1.0, 1.0]] * world.size, world.run(body))
 
 
 def rest(staged: Mapping[str, Any]) -> dict[str, Any]:

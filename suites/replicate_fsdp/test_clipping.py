@@ -80,6 +80,26 @@ def test_clipping_over_meshes(world: World, meshes: str) -> None:
 
 
 @requirement(
+    "RFSDP-CLIP-332",
+    "Gradients of which a rank has no elements are clipped by each kind of norm as on one device.",
+    source="torch.nn.utils.clip_grad_norm_; torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf, -math.inf], ids=["one", "two", "infinity", "minus-infinity"])
+@pytest.mark.world(2, timeout=5)
+def test_clipping_without_elements(world: World, norm: float) -> None:
+    """A weight has one row, which is on rank 0."""
+
+    def body(rank: Rank) -> list[float]:
+        layer: Any = fully_shard(nn.Linear(4, 1, bias=False).to(rank.device), mesh=rank.mesh())
+        layer.weight.grad = torch.ones_like(layer.weight) * 2
+        total = torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0, norm)
+        return [round(float(whole(total)), 3), round(float(whole(layer.weight.grad)[0, 0]), 3)]
+
+    right = {1.0: [8.0, 0.25], 2.0: [4.0, 0.5]}.get(norm, [2.0, 1.0])
+    assert_on_ranks([right] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-SCALE-01",
     "A GradScaler unscales whole or sharded gradients as on one device.",
     source="torch.amp.GradScaler: scale, unscale_, step, update",

@@ -75,6 +75,31 @@ def test_model_states(world: World, stack: str) -> None:
     source=f"{SOURCE}: get_model_state_dict, StateDictOptions",
 )
 @requirement(
+    "RFSDP-DICT-488",
+    "A flattened state dict of an optimizer can be set, of one with an empty group as well.",
+    source=f"{SOURCE}: StateDictOptions.flatten_optimizer_state_dict; pytorch/pytorch#147730",
+)
+@pytest.mark.parametrize("empty", [False, True], ids=["whole", "empty"])
+@pytest.mark.world(2)
+def test_flattened_groups(world: World, empty: bool) -> None:
+    """One group has all parameters, or all but the bias, which the other has, or none."""
+
+    def body(rank: Rank) -> str:
+        model: Any = fully_shard(nn.Linear(2, 2).to(rank.device), mesh=rank.mesh())
+        groups = ([model.weight, model.bias], []) if empty else ([model.weight], [model.bias])
+        first, second = (torch.optim.AdamW([{"params": g} for g in groups], lr=lr) for lr in (0.5, 0.25))
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        saved = get_optimizer_state_dict(model, first, options=options)
+        try:
+            set_optimizer_state_dict(model, second, saved, options=options)
+        except IndexError as e:
+            return f"not set: {e}"
+        return f"set: {second.param_groups[0]['lr']}"
+
+    assert_on_ranks(["set: 0.5"] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-SAVED-02",
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
@@ -113,6 +138,135 @@ def test_after_a_forward(world: World) -> None:
             states.assert_equal(right, states.whole(get_model_state_dict(model)), f"{what}: loaded")
 
     world.run(body)
+
+
+class Versioned(nn.Linear):
+    """A layer that notes of which version the state is that it loads."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        self.seen = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+@requirement(
+    "RFSDP-DICT-485",
+    "A model state dict has the versions of modules, which they see when they load it.",
+    source=f"{SOURCE}: get_model_state_dict; torch.nn.Module: _version",
+)
+@pytest.mark.parametrize("how", ["sharded", "offloaded", "full"])
+@pytest.mark.world(2)
+def test_versions(world: World, how: str) -> None:
+    """Read a state with some options, and load it into another model."""
+
+    def body(rank: Rank) -> str:
+        model, loaded = (nn.Sequential(Versioned(2, 2)).to(rank.device) for _ in range(2))
+        fully_shard(model, mesh=rank.mesh())
+        if how != "full":
+            fully_shard(loaded, mesh=rank.mesh())
+        options = StateDictOptions(full_state_dict=how == "full", cpu_offload=how == "offloaded")
+        loaded.load_state_dict(get_model_state_dict(model, options=options))
+        return f"version {loaded[0].seen}"
+
+    assert_on_ranks(["version 2"] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-DICT-486",
+    "With ignore_frozen_params, a state dict has no frozen parameter, under none of its names.",
+    source=f"{SOURCE}: StateDictOptions.ignore_frozen_params: 'the returned state_dict won't contain any frozen'",
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+@pytest.mark.world(2)
+def test_no_frozen(world: World, shared: bool) -> None:
+    """Two layers have frozen weights, which are one or not."""
+
+    def body(rank: Rank) -> list[str]:
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device)
+        if shared:
+            model[1].weight = model[0].weight
+        for layer in model:
+            layer.weight.requires_grad_(False)
+        fully_shard(model, mesh=rank.mesh())
+        return sorted(get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True)))
+
+    assert_on_ranks([["0.bias", "1.bias"]] * world.size, world.run(body))
+
+
+class Extra(nn.Linear):
+    """A layer with an extra state."""
+
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        """Return what is to be saved."""
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        """Keep what is loaded."""
+        self.extra = state
+
+
+@requirement(
+    "RFSDP-DICT-487",
+    "A state with the extra state of a module can be set, whatever that is.",
+    source=f"{SOURCE}: get_model_state_dict, set_model_state_dict; torch.nn.Module.get_extra_state",
+)
+@pytest.mark.parametrize("extra", [{"a": 1}, None], ids=["dict", "none"])
+@pytest.mark.parametrize("way", ["sharded", "replicated", "compiled"])
+@pytest.mark.world(2)
+def test_values_of_extra_states(world: World, way: str, extra: Any) -> None:
+    """Set what was read from another module, whose extra state differs."""
+
+    def body(rank: Rank) -> str:
+        def made(state: Any) -> tuple[Extra, Any]:
+            layer = Extra(2, 2).to(rank.device)
+            layer.extra = state
+            return layer, KEPT[way](rank, nn.Sequential(layer))
+
+        (layer, other), (_, model) = made("other"), made(extra)
+        try:
+            set_model_state_dict(other, dict(get_model_state_dict(model)))
+        except RuntimeError as e:
+            return f"not set: {e}"
+        return f"set: {layer.extra}"
+
+    assert_on_ranks([f"set: {extra}"] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-DICT-51",
+    "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
+    source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
+)
+@requirement(
+    "RFSDP-DICT-52",
+    "Loading an optimizer's state gives each group the settings that were saved for its parameters, in any order.",
+    source=f"{SOURCE}: set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("how", ["groups", "optimizers"])
+@pytest.mark.parametrize("momentum", [0.5, 0.0], ids=["momentum", "stateless"])
+@pytest.mark.world(2)
+def test_stateless_groups(world: World, momentum: float, how: str) -> None:
+    """Two layers are groups of an optimizer, loaded in the reverse order, or have optimizers, loaded in their order."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device)
+        fully_shard(model, mesh=rank.mesh())
+        first, second = (list(layer.parameters()) for layer in model)
+
+        def made(groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+            divided = [groups] if how == "groups" else [[group] for group in groups]
+            return [torch.optim.SGD(each, momentum=momentum) for each in divided]
+
+        saved = get_optimizer_state_dict(model, made([{"params": first, "lr": 1.0}, {"params": second, "lr": 2.0}]))
+        others = [{"params": first, "lr": 3.0}, {"params": second, "lr": 4.0}]
+        loaded = made(others[::-1] if how == "groups" else others)
+        set_optimizer_state_dict(model, loaded, saved)
+        return [group["lr"] for optimizer in loaded for group in optimizer.param_groups]
+
+    assert_on_ranks([[2.0, 1.0] if how == "groups" else [1.0, 2.0]] * world.size, world.run(body))
 
 
 @requirement(
@@ -322,6 +476,39 @@ def test_tied(world: World, stack: str) -> None:
     world.run(lambda rank: states.check_tied(rank, together))
 
 
+@requirement(
+    "RFSDP-SAVED-05",
+    "A weight that two layers share is under both names in a state dict, and stays shared in the model that loads it.",
+    source=f"{SOURCE}: get_state_dict, set_model_state_dict, set_optimizer_state_dict",
+)
+@pytest.mark.parametrize("way", ["plain", "sharded", "wrapped", "whole, for shards"])
+@pytest.mark.world(2)
+def test_shared_modules(world: World, way: str) -> None:
+    """One layer is under two names; set what was read from another model."""
+
+    def body(rank: Rank) -> str:
+        def made(value: float) -> Any:
+            layer = nn.Linear(2, 2, bias=False).to(rank.device)
+            nn.init.constant_(layer.weight, value)
+            model = nn.Sequential(layer, nn.ReLU(), layer)
+            if way == "wrapped":
+                return DistributedDataParallel(model)
+            return model if way == "plain" else fully_shard(model, mesh=rank.mesh())
+
+        options = StateDictOptions(full_state_dict=way == "whole, for shards")
+        state, other = dict(get_model_state_dict(made(2.0), options=options)), made(1.0)
+        assert sorted(state) == ["0.weight", "2.weight"]
+        try:
+            set_model_state_dict(other, state, options=options)
+        except RuntimeError as e:
+            return f"not set: {e}"
+        first, *others = other.parameters()
+        assert not others
+        return f"set: {states.whole({'': first})[''].unique().item()}"
+
+    assert_on_ranks(["set: 2.0"] * world.size, world.run(body))
+
+
 KEPT: dict[str, Callable[[Rank, nn.Module], Any]] = {
     "plain": lambda rank, model: model,
     "fsdp1": wrapped,
@@ -362,6 +549,28 @@ def test_loaded_states_stay(world: World, way: str) -> None:
         return sorted(changed)
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-DICT-484",
+    "A full state gives a model its values, whatever the memory format of its tensors is.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.full_state_dict, broadcast_from_rank0",
+)
+@pytest.mark.parametrize("how", ["every-rank", "rank-0"])
+@pytest.mark.world(2)
+def test_memory_formats(world: World, how: str) -> None:
+    """Every rank has a channels-last weight, or rank 0 has it alone."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = fully_shard(nn.Conv2d(2, 4, 2, bias=False).to(rank.device), mesh=rank.mesh())
+        weight = torch.arange(32.0, device=rank.device).view(4, 2, 2, 2).to(memory_format=torch.channels_last)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=how == "rank-0")
+        given = {"weight": weight} if how == "every-rank" or rank.index == 0 else {}
+        set_model_state_dict(model, given, options=options)
+        found: list[float] = model.weight.full_tensor().flatten()[-4:].tolist()
+        return found
+
+    assert_on_ranks([[28.0, 29.0, 30.0, 31.0]] * world.size, world.run(body))
 
 
 @requirement(
