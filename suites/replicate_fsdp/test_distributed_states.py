@@ -240,6 +240,53 @@ def test_new_settings(world: World, how: str) -> None:
     world.run(lambda rank: states.check_setting(rank, replicated, how, scheduled=False))
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"number": 3, "text": "a", "flag": False, "nothing": None, "list": [1, 2.5], "dict": {"a": {"b": [4]}}},
+    "others": {
+        "tuple": (0.5, 0.25),
+        "tuples": [(1, 2), (3,)],
+        "empty": [],
+        "no keys": {},
+        "by number": {1: "a", 10: 2},
+    },
+}
+"""Settings of a group that no optimizer has of its own."""
+
+
+@requirement(
+    "RFSDP-SAVED-125",
+    "Settings of an optimizer's groups are loaded as they were saved, be they tuples, empty, or dicts by number.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; torch.optim.Optimizer: param_groups",
+)
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("how", ["as they are", "full"])
+@pytest.mark.world(2)
+def test_kinds_of_settings(world: World, how: str, kind: str) -> None:
+    """Load into an optimizer that has the same settings; a full state comes from each rank, or from rank 0 alone."""
+    right = SETTINGS[kind]
+    options = [{}] if how == "as they are" else [FULL, FULL | {"broadcast_from_rank0": True}]
+
+    def body(rank: Rank) -> list[Any]:
+        found = []
+        for loading in options:
+            made = []
+            for _ in range(2):
+                model = fully_shard(nn.Linear(4, 4, device=rank.device))
+                optimizer = torch.optim.SGD([{"params": list(model.parameters()), **right}], lr=0.5, momentum=0.5)
+                model(torch.ones(1, 4, device=rank.device)).sum().backward()
+                optimizer.step()
+                made.append((model, optimizer))
+            saved = get_optimizer_state_dict(*made[0], options=StateDictOptions(**(loading and FULL)))
+            if "broadcast_from_rank0" in loading and rank.index:
+                saved = {}
+            set_optimizer_state_dict(*made[1], saved, options=StateDictOptions(**loading))
+            (group,) = made[1][1].param_groups
+            found.append({name: group.get(name, "lost") for name in right})
+        return found
+
+    assert_on_ranks([[right] * len(options)] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-DICT-04",
     "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",

@@ -227,7 +227,7 @@ ROWS: dict[str, dict[str, Operator]] = {
 
 @requirement(
     "TP-WRITE-453",
-    "An operator with out= that is given a row of a DTensor writes into that DTensor, or raises an error on every rank.",
+    "An operator with out= that is given a row of a DTensor writes into that DTensor, or all ranks raise an error.",
     source="torch.add: out; torch.amax: out; torch.Tensor.select; torch.distributed.tensor.DTensor",
 )
 @pytest.mark.parametrize("family", ROWS)
