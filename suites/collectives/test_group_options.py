@@ -473,6 +473,36 @@ def test_local_groups_between_others(world: World, counts: str) -> None:
 
 
 @requirement(
+    "COLL-GROUP-402",
+    "Splitting a group changes nothing for the groups that all ranks make later, whichever ranks were to split it.",
+    source="torch.distributed.split_group: 'all ranks in the parent group enter this API call'; pytorch/pytorch#145376",
+)
+@pytest.mark.parametrize("parent", ["all", "two"])
+@pytest.mark.world(3)
+def test_groups_after_a_split(world: World, parent: str) -> None:
+    """Split the default group or one of ranks 1 and 2; a backend may refuse it on every rank that is to do it."""
+
+    def body(rank: Rank) -> str | None:
+        group = rank.subgroup([1, 2]) if parent == "two" else None
+        ends = None
+        if parent == "all" or group is not None:
+            try:
+                part = dist.split_group(group, [[0], [1]])
+            except (RuntimeError, ValueError) as e:
+                ends = type(e).__name__
+            else:
+                ends = "split"
+                mine = rank.index - (parent == "two")
+                assert mine > 1 or dist.get_process_group_ranks(part) == [rank.index]
+        for later in (dist.new_group(), dist.new_group([2, 0, 1]), rank.mesh(3).get_group()):
+            assert total(rank, later) == 111
+        return ends
+
+    ends = world.run(body)
+    assert len({end for end in ends if end}) == 1, ends
+
+
+@requirement(
     "COLL-GROUP-04",
     "With use_local_synchronization=True, only the members of a group need to call new_group.",
     source="torch.distributed.new_group: use_local_synchronization",
