@@ -440,7 +440,8 @@ def test_members(world: World) -> None:
 @requirement(
     "COLL-GROUP-28",
     "Groups that only their members make change nothing for the groups that all ranks make.",
-    source="torch.distributed.new_group: use_local_synchronization",
+    source="torch.distributed.new_group: use_local_synchronization; torch.distributed.split_group: 'all ranks in the "
+    "parent group enter this API call'",
 )
 @pytest.mark.parametrize("counts", ["equal", "unequal"])
 @pytest.mark.world(3)
@@ -473,9 +474,10 @@ def test_local_groups_between_others(world: World, counts: str) -> None:
 
 
 @requirement(
-    "COLL-GROUP-402",
-    "Splitting a group changes nothing for the groups that all ranks make later, whichever ranks were to split it.",
-    source="torch.distributed.split_group: 'all ranks in the parent group enter this API call'; pytorch/pytorch#145376",
+    "COLL-GROUP-28",
+    "Groups that only their members make change nothing for the groups that all ranks make.",
+    source="torch.distributed.new_group: use_local_synchronization; torch.distributed.split_group: 'all ranks in the "
+    "parent group enter this API call'",
 )
 @pytest.mark.parametrize("parent", ["all", "two"])
 @pytest.mark.world(3)
