@@ -1,4 +1,4 @@
-# set_optimizer_state_dict of a full state silently loses empty settings of a group, and changes dicts by number
+# set_optimizer_state_dict of a full state silently loses empty settings and states, and changes dicts by number
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 full_state_settings.py
@@ -35,6 +35,8 @@ model = fully_shard(nn.Linear(4, 4))
 optimizer = torch.optim.AdamW([{"params": list(model.parameters()), **settings}])
 model(torch.ones(1, 4)).sum().backward()
 optimizer.step()
+optimizer.state[model.weight]["history"] = []
 full = StateDictOptions(full_state_dict=True)
 set_optimizer_state_dict(model, optimizer, get_optimizer_state_dict(model, optimizer, options=full), options=full)
-report(settings, {name: optimizer.param_groups[0].get(name, "lost") for name in settings})
+found = {name: optimizer.param_groups[0].get(name, "lost") for name in settings}
+report((settings, []), (found, optimizer.state[model.weight].get("history", "lost")))
