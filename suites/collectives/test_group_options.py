@@ -440,7 +440,8 @@ def test_members(world: World) -> None:
 @requirement(
     "COLL-GROUP-28",
     "Groups that only their members make change nothing for the groups that all ranks make.",
-    source="torch.distributed.new_group: use_local_synchronization",
+    source="torch.distributed.new_group: use_local_synchronization; torch.distributed.split_group: 'all ranks in the "
+    "parent group enter this API call'",
 )
 @pytest.mark.parametrize("counts", ["equal", "unequal"])
 @pytest.mark.world(3)
@@ -470,6 +471,37 @@ def test_local_groups_between_others(world: World, counts: str) -> None:
                 assert total(rank, group) == sum(10**member for member in ranks)
 
     world.run(body)
+
+
+@requirement(
+    "COLL-GROUP-28",
+    "Groups that only their members make change nothing for the groups that all ranks make.",
+    source="torch.distributed.new_group: use_local_synchronization; torch.distributed.split_group: 'all ranks in the "
+    "parent group enter this API call'",
+)
+@pytest.mark.parametrize("parent", ["all", "two"])
+@pytest.mark.world(3)
+def test_groups_after_a_split(world: World, parent: str) -> None:
+    """Split the default group or one of ranks 1 and 2; a backend may refuse it on every rank that is to do it."""
+
+    def body(rank: Rank) -> str | None:
+        group = rank.subgroup([1, 2]) if parent == "two" else None
+        ends = None
+        if parent == "all" or group is not None:
+            try:
+                part = dist.split_group(group, [[0], [1]])
+            except (RuntimeError, ValueError) as e:
+                ends = type(e).__name__
+            else:
+                ends = "split"
+                mine = rank.index - (parent == "two")
+                assert mine > 1 or dist.get_process_group_ranks(part) == [rank.index]
+        for later in (dist.new_group(), dist.new_group([2, 0, 1]), rank.mesh(3).get_group()):
+            assert total(rank, later) == 111
+        return ends
+
+    ends = world.run(body)
+    assert len({end for end in ends if end}) == 1, ends
 
 
 @requirement(

@@ -161,33 +161,29 @@ def test_groups(world: World, where: str) -> None:
 
 @requirement(
     "REPL-HOOK-14",
-    "A quantization hook averages values that 8 bits have exactly, or all ranks raise an error.",
-    source=f"{FOLDER}/quantization_hooks.py",
+    "A quantization hook averages values that 8 bits have exactly.",
+    source=f"{FOLDER}/quantization_hooks.py: 'returns the mean'",
 )
 @pytest.mark.parametrize(("name", "size"), [("pertensor", 100), ("perchannel", 512), ("perchannel", 1030)])
 @pytest.mark.world(2)
 def test_quantization(world: World, name: str, size: int) -> None:
-    """Values from 512 on have another scale. Before PyTorch 2.15, gloo's futures are not what the hooks expect.
+    """Values from 512 on have another scale.
 
     All scales are powers of two, which are exact even if a device divides by 255 by way of the rounded reciprocal.
     """
 
-    def body(rank: Rank) -> str:
+    def body(rank: Rank) -> None:
         model: Any = DistributedDataParallel(Matrices([bytes_like(size)]).to(rank.device))
         model.register_comm_hook(None, getattr(quantization_hooks, f"quantization_{name}_hook"))
         for _ in range(STEPS):
             output = model(torch.tensor([2.0, 8.0][rank.index], device=rank.device))
             before = messages.mark()
-            try:
-                output.backward()
-            except RuntimeError:
-                return "an error"
+            output.backward()
             assert {m.dtype for m in messages.since(before)} <= {"Float", "Byte"}
             assert torch.equal(model.module.weights[0].grad.cpu(), 5 * bytes_like(size))
             model.zero_grad()
-        return "averaged"
 
-    assert_on_ranks(["averaged"] * 2, world.run(body), or_all=["an error"] * 2)
+    world.run(body)
 
 
 @requirement(

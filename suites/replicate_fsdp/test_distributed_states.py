@@ -394,6 +394,65 @@ def test_new_settings(world: World, how: str) -> None:
     world.run(lambda rank: states.check_setting(rank, replicated, how, scheduled=False))
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"number": 3, "flag": False, "nothing": None, "list": [1, 2.5], "dict": {"a": {"b": [4]}}},
+    "others": {
+        "tuple": (0.5, 0.25),
+        "tuples": [(1, 2), (3,)],
+        "empty": [],
+        "no keys": {},
+        "by number": {1: 0.5, 10: 2},
+    },
+}
+"""Settings of a group, or states of a parameter, that no optimizer of PyTorch has."""
+
+
+def other(value: Any) -> Any:
+    """Return a value of the same structure with other numbers."""
+    if isinstance(value, dict):
+        return {key: other(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(other, value))
+    return value if value is None else type(value)(not value)
+
+
+@requirement(
+    "RFSDP-SAVED-125",
+    "Settings and states of an optimizer are loaded as they were saved, be they tuples, empty, or dicts by number.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; torch.optim.Optimizer: param_groups, state",
+)
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("how", ["as they are", "full"])
+@pytest.mark.world(2)
+def test_kinds_of_settings(world: World, how: str, kind: str) -> None:
+    """Load into an optimizer with other numbers; a full state comes from each rank, or from rank 0 alone."""
+    right = SETTINGS[kind]
+    options = [{}] if how == "as they are" else [FULL, FULL | {"broadcast_from_rank0": True}]
+
+    def body(rank: Rank) -> list[Any]:
+        found = []
+        for loading in options:
+            made = []
+            for values in right, other(right):
+                model = fully_shard(nn.Linear(4, 4, device=rank.device))
+                optimizer = torch.optim.SGD([{"params": list(model.parameters()), **values}], lr=0.5, momentum=0.5)
+                model(torch.ones(1, 4, device=rank.device)).sum().backward()
+                optimizer.step()
+                for state in optimizer.state.values():
+                    state |= values
+                made.append((model, optimizer))
+            saved = get_optimizer_state_dict(*made[0], options=StateDictOptions(**(loading and FULL)))
+            if "broadcast_from_rank0" in loading and rank.index:
+                saved = {}
+            set_optimizer_state_dict(*made[1], saved, options=StateDictOptions(**loading))
+            loaded = made[1][1]
+            every = *loaded.param_groups, *loaded.state.values()
+            found += [{name: each.get(name, "lost") for name in right} for each in every]
+        return found
+
+    assert_on_ranks([[right] * 3 * len(options)] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-DICT-04",
     "With strict=False, set_model_state_dict loads the keys that there are, and otherwise names missing ones.",

@@ -189,6 +189,53 @@ def test_arguments(world: World) -> None:
     world.run(body)
 
 
+class Named(Inner):
+    """Multiply by a weight and by whatever is passed by keyword."""
+
+    def forward(self, x: torch.Tensor, **factors: float) -> torch.Tensor:
+        for factor in factors.values():
+            x = x * factor
+        return self.weight * x
+
+
+NAMES = {
+    "others": ("function", "args", "kwargs", "use_reentrant", "inputs"),
+    "of options": ("debug", "early_stop", "determinism_check", "context_fn", "preserve_rng_state", "fn"),
+}
+"""Names of keyword arguments, some of which are those of the options that a checkpoint has."""
+
+
+@requirement(
+    "RFSDP-CKPT-421",
+    "A module that hooks recompute in the backward may be called with a keyword of any name, as without hooks.",
+    source="torch/distributed/_composable/checkpoint_activation.py: 'does not require changing model source code'",
+)
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.world(2)
+def test_names_of_arguments(world: World, names: str) -> None:
+    """Call a sharded module, a replicated one, and one that nothing manages, with one argument at a time or all."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, every = [], ways(rank)
+        for way, factors in itertools.product(
+            ("alone", "replicated", "sharded"),
+            ({}, *({name: 4.0} for name in NAMES[names]), dict.fromkeys(NAMES[names], 2.0)),
+        ):
+            module = Named(1.0).to(rank.device)
+            if way != "alone":
+                every[way](module)
+            checkpointed_in_place(module)
+            x = torch.full((4,), 3.0, device=rank.device, requires_grad=True)
+            module(x, **factors).sum().backward()
+            scale = functools.reduce(lambda a, b: a * b, factors.values(), 1.0)
+            (gradient,) = replicate_fsdp.gradients(module).values()
+            if (gradient.tolist(), x.grad.tolist()) != ([3.0 * scale] * 4, [scale] * 4):
+                wrong.append(f"{way}, {factors}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-CKPT-02",
     "When a checkpointed module is computed again, its inputs and outputs have the dtypes that they had before.",

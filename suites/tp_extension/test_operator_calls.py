@@ -159,6 +159,13 @@ WRITTEN: dict[str, dict[str, tuple[Operator, tuple[torch.dtype, ...]]]] = {
         "sum": (lambda a, out: torch.sum(a, 0, out=out[0]), (torch.float64,)),
         "vector_norm": (lambda a, out: torch.linalg.vector_norm(a, dim=0, out=out[0]), (torch.float64,)),
     },
+    "a reduction": {
+        "amax": (lambda a, out: torch.amax(a, 0, out=out[0]), (torch.float64,)),
+        "amin": (lambda a, out: torch.amin(a, 0, out=out[0]), (torch.float64,)),
+        "mean": (lambda a, out: torch.mean(a, 0, out=out[0]), (torch.float64,)),
+        "prod": (lambda a, out: torch.prod(a, 0, out=out[0]), (torch.float64,)),
+        "any": (lambda a, out: torch.any(a > 15, 0, out=out[0]), (torch.bool,)),
+    },
     "two results": {
         "min": (lambda a, out: torch.min(a, 0, out=out), (torch.float64, torch.int64)),
         "max": (lambda a, out: torch.max(a, 0, out=out), (torch.float64, torch.int64)),
@@ -180,7 +187,7 @@ def test_written_elsewhere(world: World, family: str) -> None:
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
         whole = (torch.arange(20).remainder(7) * 3).double().view(4, 5).to(rank.device)
-        written = WRITTEN[family] if family == "one result" or runs_with(">=2.13") else {}  # no rules before
+        written = WRITTEN[family] if family != "two results" or runs_with(">=2.13") else {}  # no rules before
         for (name, (operator, types)), of in itertools.product(written.items(), (Replicate(), Shard(1))):
             expected = tuple(torch.zeros(5, dtype=t, device=rank.device) for t in types)
             operator(whole, expected)
@@ -189,6 +196,64 @@ def test_written_elsewhere(world: World, family: str) -> None:
                 operator(distributed(whole.clone(), of, rank, mesh), out)
                 if not all(right(x, y) for x, y in zip(expected, out, strict=True)):
                     wrong.append(f"{name} of {of} into {into}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+ROWS: dict[str, dict[str, Operator]] = {
+    "elements": {
+        "add": lambda a, out: torch.add(a[0], a[1], out=out),
+        "exp": lambda a, out: torch.exp(a[0] / 4, out=out),
+        "maximum": lambda a, out: torch.maximum(a[0], a[1], out=out),
+        "where": lambda a, out: torch.where(a[0] > 6, a[0], a[1], out=out),
+    },
+    "reductions": {
+        "amax": lambda a, out: torch.amax(a, 0, out=out),
+        "amin": lambda a, out: torch.amin(a, 0, out=out),
+        "mean": lambda a, out: torch.mean(a, 0, out=out),
+        "prod": lambda a, out: torch.prod(a, 0, out=out),
+        "any": lambda a, out: torch.any(a > 15, 0, out=out),
+        "std": lambda a, out: torch.std(a, 0, out=out),
+    },
+    "sums": {
+        "sum": lambda a, out: torch.sum(a, 0, out=out),
+        "vector_norm": lambda a, out: torch.linalg.vector_norm(a, dim=0, out=out),
+        "mv": lambda a, out: torch.mv(a.t(), a[:, 0], out=out),
+    },
+}
+"""Functions of a matrix that write into a vector."""
+
+
+@requirement(
+    "TP-WRITE-453",
+    "An operator with out= that is given a row of a DTensor writes into that DTensor, or all ranks raise an error.",
+    source="torch.add: out; torch.amax: out; torch.Tensor.select; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.world(2)
+def test_written_rows(world: World, family: str) -> None:
+    """The middle one of three rows is given, of replicas or of shards of columns; an error changes nothing."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, done = rank.mesh(), [], 0
+        whole = (torch.arange(20).remainder(7) * 3).double().view(4, 5).to(rank.device)
+        for (name, operator), of in itertools.product(ROWS[family].items(), (Replicate(), Shard(0), Shard(1))):
+            row = operator(whole, None)
+            expected = torch.stack([torch.zeros_like(row), row, torch.zeros_like(row)])
+            for into in Replicate(), Shard(1):
+                case = f"{name} of {of} into {into}"
+                table = distributed(torch.zeros_like(expected), into, rank, mesh)
+                try:
+                    operator(distributed(whole.clone(), of, rank, mesh), table[1])
+                except RuntimeError:
+                    if family == "elements" or not right(torch.zeros_like(expected), table):
+                        wrong.append(f"{case}: refused, or changed though refused")
+                    continue
+                done += 1
+                if not right(expected, table):
+                    wrong.append(case)
+        assert done, "all are refused"
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

@@ -28,6 +28,7 @@ NONE_LIVE = {
     "REPL-BUF-01": "buffers are never broadcast",
     "REPL-GRAPH-01": "the second such gradient is refused",
     "REPL-HOOK-05": "a late hook is never called",
+    "REPL-HOOK-14": "the first backward with either hook fails",
     "REPL-MP-01": "parameters are cast to no dtype",
     "REPL-STATIC-06": "nothing is averaged after such a step",
     "REPL-UNUSED-03": "a backward that reaches no parameter never averages",
