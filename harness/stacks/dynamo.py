@@ -65,6 +65,9 @@ __all__ = [
     "parts",
     "python_reducer",
     "read",
+    "recorded_regions",
+    "without_functions",
+    "without_subclasses",
 ]
 
 Compiled = Callable[..., Any]
@@ -90,6 +93,18 @@ INTERNAL = torch._dynamo.exc.InternalTorchDynamoError
 
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""
+
+without_subclasses: Any = torch._C.DisableTorchFunctionSubclass
+"""A context in which subclasses of tensors do not override functions."""
+
+without_functions: Any = torch._C.DisableTorchFunction
+"""A context in which neither subclasses of tensors nor modes override functions."""
+
+
+def recorded_regions() -> AbstractContextManager[Any]:
+    """Return a context in which compiled code has the regions of ``record_function``."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(capture_profiler_record_function=True)
+    return context
 
 
 def on_one_rank() -> AbstractContextManager[Any]:
