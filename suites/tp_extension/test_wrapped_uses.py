@@ -1,4 +1,4 @@
-"""FSDP1 with what surrounds it: kinds of parameters, modules, inputs and outputs, states, fused optimizers and scalers."""
+"""FSDP1 with what surrounds it: kinds of parameters, modules, inputs, outputs, states, optimizers and scalers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_fused_after_unscaling(world: World, name: str) -> None:
 
     def body(rank: Rank) -> list[float]:
         model = wrapped(rank, Weight(4, 4.0), use_orig_params=True)
-        options = {"lr": rates.get(name, 1.0), "fused": True} | ({"weight_decay": 0.0} if name == "AdamW" else {})
+        options = {"lr": rates.get(name, 1.0), "fused": True, "weight_decay": 0.0}
         optimizer = getattr(torch.optim, name)(model.parameters(), **options)
         scaler = ShardedGradScaler(rank.device.type, init_scale=4.0)
         scaler.scale(model(torch.ones(1, device=rank.device)).sum()).backward()
@@ -123,11 +123,11 @@ def test_groups_in_another_order(world: World, order: str) -> None:
 
     def body(rank: Rank) -> None:
         for original in (False, True):
-            layers = [wrapped(rank, Weight(4, factor), use_orig_params=original) for factor in (3.0, 5.0)]
+            layers = [wrapped(rank, nn.Linear(2, 2, bias=False), use_orig_params=original) for _ in range(2)]
             model = wrapped(rank, nn.Sequential(*layers), use_orig_params=original)
             groups = [{"params": list(layer.parameters())} for layer in layers]
             old = torch.optim.SGD([dict(group) for group in groups], lr=0.125, momentum=0.5)
-            model(torch.ones(1, device=rank.device)).sum().backward()
+            model(torch.tensor([[1.0, 2.0]], device=rank.device)).sum().backward()
             old.step()
             groups = groups if order == "same" else groups[::-1]
             new = torch.optim.SGD([dict(group) for group in groups], lr=0.125, momentum=0.5)
