@@ -85,7 +85,7 @@ def test_fused_after_unscaling(world: World, name: str) -> None:
 
 @requirement(
     "TP-SCALE-264",
-    "However often it grows, the scale of a ShardedGradScaler stays finite, as that of a GradScaler does.",
+    "The scale of a ShardedGradScaler stays finite, however often it grows, as that of a GradScaler does.",
     source=f"{SCALER}; torch.amp.GradScaler",
 )
 @pytest.mark.parametrize("start", [0, 126], ids=["small", "largest"])
@@ -303,8 +303,8 @@ class Returning(nn.Module):
 
 @requirement(
     "TP-HOOK-262",
-    "What a forward returns has the same class and the same numbers under FSDP, also a dataclass with __post_init__ "
-    "or a class of dict.",
+    "A forward's output has the same class and the same numbers under FSDP, also if it is a dataclass with "
+    "__post_init__ or an instance of a class of dict.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("kind", ["dict", "dataclass", "initialized", "class of dict"])
