@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -322,6 +322,35 @@ def test_outputs(world: World, kind: str) -> None:
         return type(output).__name__, values.tolist(), next(model.parameters()).grad.tolist()
 
     assert_on_ranks([(type(plain).__name__, [factor] * 2, [factor])] * 2, world.run(body))
+
+
+class Counting(nn.Module):
+    """Multiply a weight by the numbers of a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, numbers: dict[str, int]) -> torch.Tensor:
+        """Return the weight times a, plus ten times b."""
+        return self.weight * (numbers["a"] + 10 * numbers["b"])
+
+
+@requirement(
+    "TP-HOOK-263",
+    "A forward under FSDP is given the entries of a dict as they are, also those of a class of dict as a Counter.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("kind", [dict, Counter], ids=["dict", "counter"])
+@pytest.mark.world(2)
+def test_arguments(world: World, kind: Any) -> None:
+    """Give two numbers to a forward, by position or by name."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model = wrapped(rank, Counting())
+        return [model(kind(a=2, b=3)).tolist(), model(numbers=kind(a=2, b=3)).tolist()]
+
+    assert_on_ranks([[[32.0, 32.0]] * 2] * 2, world.run(body))
 
 
 @requirement(
