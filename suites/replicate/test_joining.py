@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 from suites.replicate.test_buckets import sent
 from suites.replicate.test_shipped_hooks import Matrices, of_rank
@@ -150,6 +150,35 @@ HOOKS = {
     "With join, micro-batches without synchronization accumulate, and a later one averages.",
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
 )
+@requirement(
+    "DDP-JOIN-215",
+    "After a join, a forward without buffers does not communicate, so that one rank may run one alone as before.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.world(2)
+def test_forward_of_one_rank(world: World, when: str) -> None:
+    """Run a forward on one rank, before or after batches in a join, and then sum numbers over the ranks."""
+
+    def body(rank: Rank) -> float:
+        model: Any = DistributedDataParallel(nn.Linear(1, 1).to(rank.device))
+        x = torch.ones(1, 1, device=rank.device)
+        if when == "after":
+            with model.join():
+                for _ in range(1 + rank.index):
+                    model(x).sum().backward()
+        if rank.index == 0:
+            model(x)
+        numbers = torch.tensor([4.0], device=rank.device)
+        dist.all_reduce(numbers)
+        if rank.index == 1 and numbers.item() != 8.0:  # the other rank waits for answers to what its forward sent
+            for _ in range(2):
+                dist.all_reduce(torch.zeros(1, device=rank.device))
+        return numbers.item()
+
+    assert_on_ranks([8.0, 8.0], world.run(body))
+
+
 @requirement(
     "DDP-JOIN-05",
     "With join, a communication hook reduces the gradients of the ranks that have a batch, and zeros of the others.",
