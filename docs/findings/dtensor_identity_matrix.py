@@ -1,0 +1,36 @@
+# torch.eye with out=, and nn.init.eye_, give each rank the whole matrix as its shard of a DTensor
+# https://github.com/pytorch/pytorch/issues/173357
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64; not there in 2.14.
+# Run:  torchrun --standalone --nproc-per-node=2 dtensor_identity_matrix.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn import init
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+mesh = init_device_mesh("cpu", (2,))
+x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+expected = torch.eye(4).chunk(2)[rank].tolist()
+try:
+    init.eye_(x)
+except RuntimeError:  # refused, as it may be
+    expected = torch.ones(2, 4).tolist()
+report(expected, x.to_local().tolist())
