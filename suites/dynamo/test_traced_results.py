@@ -129,6 +129,38 @@ def all_calls(layouts: Iterable[str]) -> list[tuple[str, Call, str]]:
 
 
 @requirement(
+    "DYN-RESULT-337",
+    "A loss that was computed has its gradient after compiled code set a parameter's data to a collective's result.",
+    source="torch.Tensor.data; torch/_functorch/_aot_autograd: mutations of inputs; pytorch/pytorch#139152",
+)
+@pytest.mark.parametrize("loss", ["later", "before"])
+@pytest.mark.world(2)
+def test_data_of_parameters(world: World, loss: str) -> None:
+    """Compute a loss before or after compiled code averages the parameter, and take its gradient."""
+
+    def average(parameter: torch.Tensor) -> torch.Tensor:
+        parameter.data = functional.all_reduce(parameter.detach(), "sum", dist.group.WORLD) / 2
+        return parameter.detach() + 1
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        parameter = torch.nn.Parameter(torch.arange(3.0, device=rank.device) + 4 * rank.index)
+        if loss == "before":
+            total = parameter.square().sum()
+        dynamo.compiled(average, backend="aot_eager")[0](parameter)
+        if loss == "later":
+            total = parameter.square().sum()
+        try:
+            total.backward()
+        except RuntimeError as error:
+            return f"{error!r:.80}"
+        assert parameter.grad is not None
+        return [parameter.tolist(), parameter.grad.tolist()]
+
+    # the gradient of a square is taken with the data that the parameter has now
+    assert_on_ranks([[[2.0, 3.0, 4.0], [4.0, 6.0, 8.0]]] * world.size, world.run(body))
+
+
+@requirement(
     "DYN-RESULT-01",
     "Compiled code sees the shape, strides, dtype, device and requires_grad that a functional collective's result has.",
     source=SOURCE,
