@@ -131,6 +131,24 @@ def gradients_of_hooked(rank: Rank, of: str, method: str, *, removed: bool) -> l
 
 
 @requirement(
+    "DYN-HOOK-328",
+    "A hook of a DTensor or of a collective's result that compiled code registers and removes has no effect.",
+    source="torch.Tensor.register_hook: 'a handle with a method handle.remove() that removes the hook'",
+)
+@pytest.mark.parametrize("of", OF_WHAT)
+@pytest.mark.world(2)
+def test_removed_hooks(world: World, of: str) -> None:
+    """Register a hook of an argument, of a product or of gathered rows, and remove it."""
+
+    def body(rank: Rank) -> Any:
+        uncompiled, found = gradients_of_hooked(rank, of, "register_hook", removed=True)
+        assert isinstance(uncompiled, list)
+        return found if found != uncompiled else "as uncompiled"
+
+    assert_on_ranks(["as uncompiled"] * world.size, world.run(body))
+
+
+@requirement(
     "DYN-HOOK-06",
     "Under compiled autograd, hooks of tensors and of autograd's nodes change gradients as without compiling.",
     source=f"{SOURCE}; torch.autograd.graph.Node: register_hook, register_prehook",
