@@ -165,6 +165,39 @@ def test_protocol(world: World) -> None:
     world.run(body)
 
 
+KEYS: dict[str, list[Any]] = {
+    "others": [Shard(0), int, nn.Linear],
+    "classes": [DeviceMesh, Shard, Replicate, dist.ProcessGroup],
+}
+"""What values may be kept for."""
+
+
+@requirement(
+    "DYN-PROTO-273",
+    "With fullgraph=True, compiled code finds what a dictionary holds under a class of meshes, placements or groups.",
+    source="torch.compile: fullgraph; torch.distributed.device_mesh.DeviceMesh; torch.distributed.tensor.Shard",
+)
+@pytest.mark.parametrize("how", ["found", "contained"])
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.world(1)
+def test_classes_as_keys(world: World, keys: str, how: str) -> None:
+    """Keep a value for each, and ask for it by index and by get, or whether there is one."""
+    kept = {key: 2 * number + 1 for number, key in enumerate(KEYS[keys])}
+
+    def found(x: torch.Tensor, key: Any) -> Any:
+        return x + kept[key], kept.get(key)
+
+    def contained(x: torch.Tensor, key: Any) -> Any:
+        return x + 1, key in kept
+
+    def body(rank: Rank) -> None:
+        function = found if how == "found" else contained
+        cases: dict[str, Case] = {str(key): (lambda x, key=key: function(x, key), ()) for key in kept}
+        assert unlike(rank, cases, fullgraph=True) == []
+
+    world.run(body)
+
+
 @requirement(
     "DYN-PROTO-02",
     "In compiled code, type() of a group or of a mesh is its class, as in uncompiled code.",
