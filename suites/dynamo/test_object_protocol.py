@@ -121,6 +121,29 @@ def test_text_of_placements(world: World, function: Any) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-PLACE-275",
+    "With fullgraph=True, compiled code has the text of a placement or of a tuple of placements.",
+    source=f"{PLACEMENT_TYPES}: Placement.__str__; torch.compile: fullgraph",
+)
+@pytest.mark.parametrize("of", ["dimensions", "placements"])
+@pytest.mark.world(1)
+def test_text_in_one_graph(world: World, of: str) -> None:
+    """Ask for the text of placements, or of their dimensions."""
+
+    def dimensions(x: torch.Tensor, p: Any) -> Any:
+        return x + 1, str(p.dim), str((p.dim, p.dim))
+
+    def placements(x: torch.Tensor, p: Any) -> Any:
+        return x + 1, str(p), str((p, p))
+
+    def body(rank: Rank) -> None:
+        function = dimensions if of == "dimensions" else placements
+        assert unlike(rank, {"shard": (function, (Shard(1),))}, fullgraph=True) == []
+
+    world.run(body)
+
+
 def _compared(x: torch.Tensor, a: Any, b: Any) -> Any:
     """Return what two groups, or two meshes, are to each other."""
     answers = {
