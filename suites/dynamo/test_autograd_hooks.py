@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
@@ -97,6 +98,56 @@ PLACES: tuple[tuple[Callable[[torch.Tensor], None], tuple[int, ...]], ...] = (
 """Hooks with the shapes of their weights, by which vectors of three elements are multiplied."""
 
 
+def _hooked(x: Any, wrap: Callable[[Any], Any], method: str, *, removed: bool) -> Any:
+    """Hook what is made of a tensor, let the hook multiply gradients unless it is removed, and return a sum."""
+    product = wrap(x)
+    handle = getattr(product, method)(lambda gradient: gradient * 100)
+    if removed:
+        handle.remove()
+    return (product * 3).sum()
+
+
+OF_WHAT: dict[str, Callable[[Any], Any]] = {
+    "argument": lambda x: x,
+    "dtensor": lambda x: x * 2,
+    "result": lambda x: functional.all_gather_tensor_autograd(x.to_local(), 0, dist.group.WORLD),
+}
+"""What is made of a DTensor."""
+
+
+def gradients_of_hooked(rank: Rank, of: str, method: str, *, removed: bool) -> list[Any]:
+    """Return the gradient or the error of uncompiled code and of compiled code, of a sharded DTensor of two rows."""
+    found: list[Any] = []
+    for run in _hooked, dynamo.compiled(_hooked, backend="aot_eager", fullgraph=False)[0]:
+        x = DTensor.from_local(torch.ones(1, 2, device=rank.device), rank.mesh(), [Shard(0)]).requires_grad_()
+        try:
+            run(x, OF_WHAT[of], method, removed=removed).backward()
+        except (RuntimeError, AssertionError) as error:
+            found.append(f"refused: {error}".partition("\n")[0])
+        else:
+            assert isinstance(x.grad, DTensor)
+            found.append(x.grad.full_tensor().tolist())
+    return found
+
+
+@requirement(
+    "DYN-HOOK-328",
+    "A hook of a DTensor or of a collective's result that compiled code registers and removes has no effect.",
+    source="torch.Tensor.register_hook: 'a handle with a method handle.remove() that removes the hook'",
+)
+@pytest.mark.parametrize("of", OF_WHAT)
+@pytest.mark.world(2)
+def test_removed_hooks(world: World, of: str) -> None:
+    """Register a hook of an argument, of a product or of gathered rows, and remove it."""
+
+    def body(rank: Rank) -> Any:
+        uncompiled, found = gradients_of_hooked(rank, of, "register_hook", removed=True)
+        assert isinstance(uncompiled, list)
+        return found if found != uncompiled else "as uncompiled"
+
+    assert_on_ranks(["as uncompiled"] * world.size, world.run(body))
+
+
 @requirement(
     "DYN-HOOK-06",
     "Under compiled autograd, hooks of tensors and of autograd's nodes change gradients as without compiling.",
@@ -145,6 +196,26 @@ def test_hooks(world: World, backend: str) -> None:
                 assert_same(right, result, name)
 
     world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-329",
+    "Compiled code refuses a hook after accumulation of a DTensor or of a collective's result that is no leaf.",
+    source="torch.Tensor.register_post_accumulate_grad_hook: 'only applicable for leaf tensors'",
+)
+@pytest.mark.parametrize("of", ["dtensor", "result"])
+@pytest.mark.parametrize("method", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.world(2)
+def test_hooks_of_products(world: World, of: str, method: str) -> None:
+    """Register it, or a hook of another kind, which changes gradients."""
+
+    def body(rank: Rank) -> Any:
+        uncompiled, found = gradients_of_hooked(rank, of, method, removed=False)
+        if str(uncompiled).startswith("refused"):
+            return "refused" if "non-leaf tensors" in str(found) else found
+        return "refused" if found == uncompiled and method == "register_hook" else found
+
+    assert_on_ranks(["refused"] * world.size, world.run(body))
 
 
 @requirement(

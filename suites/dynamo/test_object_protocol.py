@@ -121,6 +121,29 @@ def test_text_of_placements(world: World, function: Any) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-PLACE-275",
+    "With fullgraph=True, compiled code has the text of a placement or of a tuple of placements.",
+    source=f"{PLACEMENT_TYPES}: Placement.__str__; torch.compile: fullgraph",
+)
+@pytest.mark.parametrize("of", ["dimensions", "placements"])
+@pytest.mark.world(1)
+def test_text_in_one_graph(world: World, of: str) -> None:
+    """Ask for the text of placements, or of their dimensions."""
+
+    def dimensions(x: torch.Tensor, p: Any) -> Any:
+        return x + 1, str(p.dim), str((p.dim, p.dim))
+
+    def placements(x: torch.Tensor, p: Any) -> Any:
+        return x + 1, str(p), str((p, p))
+
+    def body(rank: Rank) -> None:
+        function = dimensions if of == "dimensions" else placements
+        assert unlike(rank, {"shard": (function, (Shard(1),))}, fullgraph=True) == []
+
+    world.run(body)
+
+
 def _compared(x: torch.Tensor, a: Any, b: Any) -> Any:
     """Return what two groups, or two meshes, are to each other."""
     answers = {
@@ -161,6 +184,39 @@ def test_protocol(world: World) -> None:
             "a mesh beside this rank": (about.beside, about.line),
         }
         assert unlike(rank, {name: (_compared, pair) for name, pair in pairs.items()}) == []
+
+    world.run(body)
+
+
+KEYS: dict[str, list[Any]] = {
+    "others": [Shard(0), int, nn.Linear],
+    "classes": [DeviceMesh, Shard, Replicate, dist.ProcessGroup],
+}
+"""What values may be kept for."""
+
+
+@requirement(
+    "DYN-PROTO-273",
+    "With fullgraph=True, compiled code finds what a dictionary holds under a class of meshes, placements or groups.",
+    source="torch.compile: fullgraph; torch.distributed.device_mesh.DeviceMesh; torch.distributed.tensor.Shard",
+)
+@pytest.mark.parametrize("how", ["found", "contained"])
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.world(1)
+def test_classes_as_keys(world: World, keys: str, how: str) -> None:
+    """Keep a value for each, and ask for it by index and by get, or whether there is one."""
+    kept = {key: 2 * number + 1 for number, key in enumerate(KEYS[keys])}
+
+    def found(x: torch.Tensor, key: Any) -> Any:
+        return x + kept[key], kept.get(key)
+
+    def contained(x: torch.Tensor, key: Any) -> Any:
+        return x + 1, key in kept
+
+    def body(rank: Rank) -> None:
+        function = found if how == "found" else contained
+        cases: dict[str, Case] = {str(key): (lambda x, key=key: function(x, key), ()) for key in kept}
+        assert unlike(rank, cases, fullgraph=True) == []
 
     world.run(body)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.profiles.obeyed import in_force
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
@@ -73,12 +73,91 @@ def seen(result: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+TURNS: dict[str, list[Call]] = {
+    "new": [
+        lambda y, _: y.transpose(0, 1),
+        lambda y, _: y.unsqueeze(0),
+        lambda y, _: y.as_strided([3], [1]),
+    ],
+    "in-place": [
+        lambda y, _: y.transpose_(0, 1),
+        lambda y, _: y.unsqueeze_(0),
+        lambda y, _: y.as_strided_([3], [1]),
+    ],
+}
+"""Views of a result, and operations that make a view of the result itself."""
+
+
+@requirement(
+    "DYN-RESULT-336",
+    "Compiled code sees the shape and strides of a view of a collective's result, also of one made in place.",
+    source="torch.Tensor: transpose_, unsqueeze_, as_strided_; "
+    "torch/distributed/_functional_collectives.py: all_gather_tensor, wait_tensor",
+)
+@pytest.mark.parametrize("how", TURNS)
+@pytest.mark.world(2)
+def test_views_of_results(world: World, how: str) -> None:
+    """Gather rows, make a view of them, look at it, and multiply by what was seen."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for number, turn in enumerate(TURNS[how]):
+
+            def look(x: torch.Tensor, turn: Call = turn) -> Any:
+                y = functional.wait_tensor(functional.all_gather_tensor(x, 0, dist.group.WORLD))
+                view = turn(y, None)
+                view = y if how == "in-place" else view
+                return view * view.size(0), seen(view)
+
+            x = torch.arange(3.0, device=rank.device)[None] + rank.index
+            (right, expected), (found, observed) = look(x), dynamo.compiled(look, backend="eager")[0](x)
+            if (right.tolist(), expected) != (found.tolist(), observed):
+                wrong.append(
+                    f"{number}: {right.tolist()}, {expected[0][:2]} became {found.tolist()}, {observed[0][:2]}"
+                )
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 def all_calls(layouts: Iterable[str]) -> list[tuple[str, Call, str]]:
     """Return each collective with the name of a layout."""
     return [
         *((name, call, layout) for name, call in OF_ANY_LAYOUT.items() for layout in layouts),
         *((name, call, "contiguous") for name, call in OF_ROWS.items()),
     ]
+
+
+@requirement(
+    "DYN-RESULT-337",
+    "A loss that was computed has its gradient after compiled code set a parameter's data to a collective's result.",
+    source="torch.Tensor.data; torch/_functorch/_aot_autograd: mutations of inputs; pytorch/pytorch#139152",
+)
+@pytest.mark.parametrize("loss", ["later", "before"])
+@pytest.mark.world(2)
+def test_data_of_parameters(world: World, loss: str) -> None:
+    """Compute a loss before or after compiled code averages the parameter, and take its gradient."""
+
+    def average(parameter: torch.Tensor) -> torch.Tensor:
+        parameter.data = functional.all_reduce(parameter.detach(), "sum", dist.group.WORLD) / 2
+        return parameter.detach() + 1
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        parameter = torch.nn.Parameter(torch.arange(3.0, device=rank.device) + 4 * rank.index)
+        if loss == "before":
+            total = parameter.square().sum()
+        dynamo.compiled(average, backend="aot_eager")[0](parameter)
+        if loss == "later":
+            total = parameter.square().sum()
+        try:
+            total.backward()
+        except RuntimeError as error:
+            return f"{error!r:.80}"
+        assert parameter.grad is not None
+        return [parameter.tolist(), parameter.grad.tolist()]
+
+    # the gradient of a square is taken with the data that the parameter has now
+    assert_on_ranks([[[2.0, 3.0, 4.0], [4.0, 6.0, 8.0]]] * world.size, world.run(body))
 
 
 @requirement(

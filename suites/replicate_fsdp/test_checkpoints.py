@@ -330,6 +330,71 @@ def test_stateful(world: World, tmp_path: Path) -> None:
     world.run(body)
 
 
+class Failing(checkpoint.FileSystemWriter):
+    """A writer that fails when it prepares all ranks' plans or when it writes, or not."""
+
+    def __init__(self, path: Path, fails: str) -> None:
+        super().__init__(path, sync_files=False)
+        self.fails = fails
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        """Prepare the plans."""
+        if self.fails == "prepared":
+            raise OSError("no space")
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write a rank's part."""
+        if self.fails == "written":
+            raise OSError("no space")
+        return super().write_data(plan, planner)
+
+
+FAILED = {
+    "no-save": ["", "more "],
+    "write": ["", "more written", "more "],
+    "first-write": ["more written", "more "],
+    "plan": ["", "more prepared", "more "],
+    "first-plan": ["more prepared", "more "],
+}
+"""Saves in order by what fails: of more than what ranks have at first, and of what fails."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-571",
+    "With cached plans, a save after one that failed has all of the state.",
+    source=f"{SOURCE}.default_planner: DefaultSavePlanner: enable_plan_caching; SavePlanner; pytorch/pytorch#176289",
+)
+@pytest.mark.parametrize("failed", FAILED)
+@pytest.mark.world(2)
+def test_after_a_failed_save(world: World, tmp_path: Path, failed: str) -> None:
+    """Save until the last save, which has an entry of rank 1 that the first one may lack, and load that."""
+
+    def body(rank: Rank) -> list[float] | str:
+        # plans are kept by the name of the class
+        planner: Any = type(f"Planner{failed}", (checkpoint.DefaultSavePlanner,), {})
+        own = {f"own {rank.index}": torch.ones(3)}
+        more = own | ({"added": torch.ones(2)} if rank.index else {})
+        for number, save in enumerate(FAILED[failed]):
+            size, _, fails = save.rpartition(" ")
+            writer = Failing(tmp_path / str(number), fails)
+            try:
+                checkpoint.save(more if size else own, storage_writer=writer, planner=planner(enable_plan_caching=True))
+            except checkpoint.CheckpointException as error:
+                if not fails:
+                    return f"not saved: {str(error).strip().splitlines()[-1]}"
+            else:
+                assert not fails
+        loaded = {"own 0": torch.zeros(3), "own 1": torch.zeros(3), "added": torch.zeros(2)}
+        try:
+            checkpoint.load(loaded, checkpoint_id=tmp_path / str(number))
+        except checkpoint.CheckpointException as error:
+            return f"not loaded: {str(error).strip().splitlines()[-1]}"
+        return torch.cat(list(loaded.values())).tolist()
+
+    assert_on_ranks([[1.0] * 8] * world.size, world.run(body))
+
+
 @requirement(
     "RFSDP-CHECKPOINT-52",
     "A checkpoint that several threads write, in one file or many for each rank, has all tensors and other values, "

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from fixtures.layers import alone, layers, row, train
 from fixtures.managed import ways
 from fixtures.tensors import chunk
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages, replicate_fsdp
 from harness.stacks.limit import runs_with
 
@@ -142,6 +142,34 @@ def test_frozen(world: World) -> None:
                     module.reshard()
 
     world.run(body)
+
+
+@requirement(
+    "RFSDP-SHARDPAR-275",
+    "A layer that is frozen or unfrozen after an evaluation is so in later steps, whatever reshard_after_forward is.",
+    source=f"{SOURCE}: reshard_after_forward; torch.nn.Module.requires_grad_",
+)
+@pytest.mark.parametrize("value", [True, 4, False, 2], ids=["resharded", "all", "kept", "smaller-group"])
+@pytest.mark.world(4)
+def test_frozen_after_evaluation(world: World, value: Any) -> None:
+    """Evaluate, freeze one of two layers, unfreeze the other, and train two steps."""
+
+    def body(rank: Rank) -> list[str]:
+        model = layers(rank.device)
+        model[1].requires_grad_(False)
+        sharded(rank, model, reshard_after_forward=value)
+        with torch.no_grad():
+            model(row(rank.index).to(rank.device))
+        model[0].requires_grad_(False)
+        model[1].requires_grad_(True)
+        seen = []
+        for step in range(2):
+            model(row(rank.index).to(rank.device)).sum().backward()
+            seen += [f"step {step}: trains {n}" for n, p in model.named_parameters() if p.grad is not None]
+            model.zero_grad()
+        return seen
+
+    assert_on_ranks([["step 0: trains 1.weight", "step 1: trains 1.weight"]] * world.size, world.run(body))
 
 
 class Keeping(nn.Linear):
