@@ -157,7 +157,7 @@ AFTER: dict[str, dict[str, Cut]] = {
 
 @requirement(
     "TP-FLATTEN-363",
-    "A dimension that a view flattened can be cut, stacked, turned or viewed again as a plain one, for any shards inside.",
+    "A dimension that a view flattened can be cut, stacked, turned or viewed again as a plain one, for any shards.",
     source=f"{SOURCE}; torch.Tensor: view, flatten, unflatten",
 )
 @requirement(
