@@ -10,7 +10,9 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
+from fixtures.operators import floats, right
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -88,6 +90,109 @@ def test_along_flattened(world: World) -> None:
 
     results = world.run(body)
     assert_on_ranks([([], results[0][1])] * world.size, results)
+
+
+Cut = Callable[[Any], Any]
+AFTER: dict[str, dict[str, Cut]] = {
+    "along": {
+        "slice": lambda x: x[:, 2:7],
+        "step": lambda x: x[:, 1::3],
+        "select": lambda x: x[:, 5],
+        "split": lambda x: x.split([5, x.shape[1] - 5], 1)[1],
+        "chunk": lambda x: x.chunk(3, -1)[1],
+        "narrow": lambda x: x.narrow(-1, 3, 4),
+        "slice_scatter": lambda x: torch.slice_scatter(x, x[:, :4] * 0, 1, 2, 6),
+        "select_scatter": lambda x: torch.select_scatter(x, x[:, 0] * 0, 1, 5),
+        "cat": lambda x: torch.cat([x, x * 2], 1),
+        "flip": lambda x: x.flip(1),
+        "roll": lambda x: x.roll(2, 1),
+        "pad": lambda x: functional.pad(x, (1, 2)),
+        "mean": lambda x: x.mean(1),
+        "mean of all": lambda x: x.mean(),
+        "var": lambda x: x.var(1),
+        "topk": lambda x: x.topk(2, 1).values,
+        "argsort": lambda x: (x * 16 + x.cumsum(1)).argsort(1),
+    },
+    "beside": {
+        "stack": lambda x: torch.stack([x, x * 2]),
+        "stack in the middle": lambda x: torch.stack([x, x * 2], 1),
+        "stack at the end": lambda x: torch.stack([x, x * 2], -1),
+        "unsqueeze": lambda x: x.unsqueeze(0),
+        "unsqueeze in the middle": lambda x: x.unsqueeze(1),
+        "unsqueeze at the end": lambda x: x.unsqueeze(-1),
+        "squeeze": lambda x: x[:1].squeeze(0),
+        "select": lambda x: x[1],
+        "select of the last": lambda x: x.select(-2, -1),
+        "unbind": lambda x: x.unbind()[2],
+        "slice": lambda x: x[1:],
+        "split": lambda x: x.split(2)[1],
+        "cat": lambda x: torch.cat([x, x * 2]),
+        "pad": lambda x: functional.pad(x, (0, 0, 1, 1)),
+        "sum": lambda x: x.sum(0),
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.max(0).indices,
+        "softmax": lambda x: x.softmax(0),
+        "cumsum": lambda x: x.cumsum(0),
+    },
+    "turned": {
+        "t": lambda x: x.t(),
+        "T": lambda x: x.T,
+        "transpose": lambda x: x.transpose(0, 1),
+        "permute": lambda x: x.unsqueeze(0).permute(2, 0, 1),
+        "movedim": lambda x: x.movedim(1, 0),
+        "turned twice": lambda x: x.t().t(),
+        "row of the turned": lambda x: x.t()[:, 1],
+        "expand": lambda x: x.expand(2, *x.shape),
+        "product": lambda x: x @ x.t(),
+        "product with the turned": lambda x: x.t() @ x,
+    },
+    "again": {
+        "back": lambda x: x.view(3, 4, -1),
+        "unflatten": lambda x: x.unflatten(1, (4, -1)),
+        "unflatten to more": lambda x: x.unflatten(1, (2, 2, -1)),
+    },
+}
+"""Operators on a matrix of three rows, whose columns are flattened from two dimensions, the first of which has four."""
+
+
+@requirement(
+    "TP-FLATTEN-363",
+    "A dimension that a view flattened can be cut, stacked, turned or viewed again as a plain one, for any shards.",
+    source=f"{SOURCE}; torch.Tensor: view, flatten, unflatten",
+)
+@requirement(
+    "TP-FLATTEN-364",
+    "An operator over other dimensions leaves a flattened dimension in shards without communication.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@pytest.mark.skipif(
+    runs_with("<2.13"), reason="before 2.13, operators take the shards of a flattened dimension as plain"
+)
+@pytest.mark.parametrize("where", AFTER)
+@pytest.mark.world(2)
+def test_after_flattened(world: World, where: str) -> None:
+    """Shard the outer or the inner of two dimensions, evenly or, for the inner one, unevenly, and flatten them."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for last, placement in ((4, Shard(1)), (4, Shard(2)), (3, Shard(2))):
+            whole = floats(3, 4, last).to(rank.device)
+            for name, operator in AFTER[where].items():
+                case = f"{name} of {placement} of {tuple(whole.shape)}"
+                x = distribute_tensor(whole, mesh, [placement]).flatten(1)
+                at = messages.launched()
+                try:
+                    found = operator(x)
+                except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
+                    wrong.append(f"{case}: {error!r:.120}")
+                    continue
+                if where in ("beside", "turned") and "product" not in name and messages.launched() != at:
+                    wrong.append(f"{case}: {messages.launched() - at} collectives")
+                if not right(operator(whole.flatten(1)), found):
+                    wrong.append(f"{case}: {found.placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 from harness.stacks.limit import runs_with
+from harness.stacks.tp_extension import foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -61,6 +63,85 @@ KEPT: dict[str, tuple[Operator, Operands, tuple[Placement, ...], Placement]] = {
     ),
 }
 """Operators with their operands, these operands' placements, and the placement of the result."""
+AT, BOUNDARIES = torch.tensor([0, 3]), torch.tensor([-0.3, -0.1, 0.0, 0.15, 0.2], dtype=torch.float64)
+
+
+def _put(x: Any, i: Any, v: Any) -> Any:
+    return torch.index_put(x, (i,), v)
+
+
+def _added(x: Any, i: Any, v: Any) -> Any:
+    return x.index_put((i,), v, accumulate=True)
+
+
+def _of_lists(name: str, **options: float) -> Operator:
+    """Return a foreach function as one of tensors, for which it is called with lists of two, the second one twice."""
+    function = foreach(name)
+    return lambda a, b: function([a, a * 2], [b, b], **options)[1]
+
+
+def _added_in_place(a: Any, b: Any) -> Any:
+    changed = [a * 3, a * 2]
+    foreach("add_")(changed, [b, b])
+    return changed[1]
+
+
+def _of_numbers(name: str, *numbers: Any) -> Operator:
+    return lambda a: foreach(name)([a, a * 2], *numbers)[1]
+
+
+SINCE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], Placement]] = {
+    "multiples of a later sum": (torch.mul, (A, B), (R, SUM), SUM),
+    "multiples by a row of a later sum": (torch.mul, (A, B[0]), (R, SUM), SUM),
+    "multiples of a later sum of rows": (torch.mul, (A[0], B), (R, SUM), SUM),
+    "padded rows": (lambda a: functional.pad(a, (1, 1)), (A,), (ROWS,), ROWS),
+    "padded columns": (lambda a: functional.pad(a, (0, 0, 2, 1), value=3.0), (A,), (COLUMNS,), COLUMNS),
+    "columns cut off": (lambda a: functional.pad(a, (-1, 0)), (A,), (ROWS,), ROWS),
+    "bucketize of rows": (torch.bucketize, (A, BOUNDARIES), (ROWS, R), ROWS),
+    "bucketize by boundaries in shards": (torch.bucketize, (A, BOUNDARIES), (R, ROWS), SUM),
+    "bucketize of a row by boundaries in shards": (torch.bucketize, (A[0], BOUNDARIES), (R, ROWS), SUM),
+    "bucketize from the right": (
+        lambda a, b: torch.bucketize(a, b, right=True),
+        (A, BOUNDARIES),
+        (R, ROWS),
+        SUM,
+    ),
+    **{
+        f"{name} {kind}": (put, (A, AT, v), placements, kept)
+        for name, put in (("index_put", _put), ("accumulating index_put", _added))
+        for kind, v, placements, kept in (
+            ("of rows in columns", B[:2], (COLUMNS, R, COLUMNS), COLUMNS),
+            ("of replicated rows in columns", B[:2], (COLUMNS, R, R), COLUMNS),
+            ("of a row in columns", B[0], (COLUMNS, R, ROWS), COLUMNS),
+            ("of a number for each row", B[:2, :1], (COLUMNS, R, R), COLUMNS),
+            ("of one number", B[:1, :1], (COLUMNS, R, R), COLUMNS),
+            ("of sums", B[:2], (SUM, R, SUM), SUM),
+            ("of a sum of rows", B[0], (SUM, R, SUM), SUM),
+        )
+    },
+    "foreach sum": (_of_lists("add"), (A, B), (SUM, SUM), SUM),
+    "foreach multiple added": (_of_lists("add", alpha=3), (A, B), (SUM, SUM), SUM),
+    "foreach difference": (_of_lists("sub"), (A, B), (SUM, SUM), SUM),
+    "foreach product": (_of_lists("mul"), (A, B), (SUM, R), SUM),
+    "foreach product of a later sum": (_of_lists("mul"), (A, B), (R, SUM), SUM),
+    "foreach quotient": (lambda a, b: foreach("div")([a, a], [b + 1, b + 2])[1], (A, B), (SUM, R), SUM),
+    "foreach product by a number": (_of_numbers("mul", 3.0), (A,), (SUM,), SUM),
+    "foreach quotient by a number": (_of_numbers("div", 4.0), (A,), (SUM,), SUM),
+    "foreach product by numbers": (_of_numbers("mul", [2.0, 3.0]), (A,), (SUM,), SUM),
+    "foreach quotient by numbers": (_of_numbers("div", [2.0, 4.0]), (A,), (SUM,), SUM),
+    "foreach negative": (_of_numbers("neg"), (A,), (SUM,), SUM),
+    "foreach sum in place": (_added_in_place, (A, B), (SUM, SUM), SUM),
+}
+"""Those that PyTorch 2.13 keeps as they are, and that earlier ones gather or reduce."""
+RISING = ("asinh", "atan", "ceil", "deg2rad", "erf", "exp", "exp2", "expm1", "floor", "rad2deg", "relu", "round", "sgn")
+RISING = (*RISING, "sigmoid", "sign", "sinh", "tanh", "trunc")
+"""Names of functions that never fall, for which a maximum or minimum of parts stays one."""
+
+
+def _like(tensor: torch.Tensor, x: Any) -> Any:
+    """Return a tensor as a replicated DTensor, if the other one is a DTensor."""
+    tensor = tensor.to(x.device)
+    return DTensor.from_local(tensor, x.device_mesh, [R]) if isinstance(x, DTensor) else tensor
 
 
 @requirement(
@@ -74,7 +155,7 @@ def test_kept(world: World) -> None:
 
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
-        for name, (operator, given, placements, kept) in KEPT.items():
+        for name, (operator, given, placements, kept) in (KEPT | (SINCE if runs_with(">=2.13") else {})).items():
             own = [distributed(x.to(rank.device), p, rank, mesh) for x, p in zip(given, placements, strict=True)]
             at = messages.launched()
             found = operator(*own)
@@ -86,13 +167,18 @@ def test_kept(world: World) -> None:
             if op == "product" and runs_with(">=2.14"):
                 continue  # which it does not keep pending
             parts = torch.stack([A, B]).to(rank.device)
-            pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
             same: dict[str, Operator] = {"t": torch.t}
             if op != "product":  # which PyTorch refuses to copy to
                 same["copy_"] = lambda x: torch.empty_like(x).copy_(x)
             if op in ("max", "min"):
                 same |= {f"a{op}": lambda x, op=op: getattr(x, f"a{op}")(0), op: lambda x, op=op: getattr(x, op)()}
+                if runs_with(">=2.13"):
+                    in_turn = [f"{name}_" if i % 2 else name for i, name in enumerate(RISING, op == "min")]
+                    same |= {name: lambda x, name=name: getattr(x, name)() for name in in_turn}
+                    same["hardshrink"] = functional.hardshrink
+                    same["bucketize"] = lambda x: torch.bucketize(x, _like(BOUNDARIES, x))
             for name, operator in same.items():
+                pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(op)])
                 at = messages.launched()
                 found = operator(pending)
                 if (found.placements, messages.launched() - at) != ((Partial(op),), 0):
@@ -153,6 +239,45 @@ def test_once(world: World) -> None:
                 wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}: {sent}")
             if not right(x @ y, found):
                 wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+POSITIONS: dict[str, Callable[..., Any]] = {
+    "argmax": torch.argmax,
+    "argmin": torch.argmin,
+    "max": lambda x, *a: x.max(*a).indices,
+    "min": lambda x, *a: x.min(*a).indices,
+    "sort": lambda x, dim, keepdim: x.argsort(dim),
+    "topk": lambda x, dim, keepdim: x.topk(2, dim).indices,
+}
+"""Functions of a tensor, a dimension and ``keepdim`` that return positions."""
+
+
+@requirement(
+    "TP-OP-401",
+    "Positions that an operator finds along a sharded dimension are whole on every rank, and pending for none.",
+    source=f"{SOURCE}; torch.argmax, argmin, max, min, argsort, topk",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, positions may be called pending")
+@pytest.mark.world(2)
+def test_positions(world: World) -> None:
+    """Shards of rows or columns, even or not; reading the positions takes no collective."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for (rows, columns), (name, find), dim, keepdim in itertools.product(
+            ((4, 6), (5, 3)), POSITIONS.items(), (0, 1, -1), (False, True)
+        ):
+            whole = (torch.arange(rows * columns) * 7).remainder(rows * columns + 2).double().view(rows, columns)
+            own = distributed(whole.to(rank.device), Shard(dim % 2), rank, mesh)
+            expected, found, case = find(whole.to(rank.device), dim, keepdim), find(own, dim, keepdim), f"{name}, {dim}"
+            at = messages.launched()
+            if found.placements != (R,) or not torch.equal(expected, found.to_local()):
+                wrong.append(f"{case} of {rows} rows, {keepdim=}: {found.placements}, {found.to_local().tolist()}")
+            if not torch.equal(expected, found.full_tensor()) or messages.launched() != at:
+                wrong.append(f"{case} of {rows} rows, {keepdim=}: {messages.launched() - at} collectives")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

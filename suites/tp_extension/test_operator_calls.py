@@ -590,6 +590,22 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
         False,
     ),
     "mean of cross_entropy": (functional.cross_entropy, (A[:4], classes(7, 4)), BOTH, False),
+    **{
+        f"{reduction} of nll_loss{kind}": (
+            lambda a, i, reduction=reduction: functional.nll_loss(a, i, reduction=reduction),
+            (given, targets),
+            BOTH,
+            True,
+        )
+        for reduction in ("sum", "none")
+        for kind, given, targets in (("", A, classes(7, 5)), (" of images", floats(4, 6, 2, 2), classes(6, 4, 2, 2)))
+    },
+    "weighted sum of nll_loss": (
+        lambda a, i, w: functional.nll_loss(a, i, w, reduction="sum", ignore_index=2),
+        (A, classes(7, 5), ROW.abs()),
+        (*BOTH, Replicate()),
+        True,
+    ),
     "mse_loss": (lambda a, b: functional.mse_loss(a, b, reduction="sum"), (A, B), BOTH, True),
     "dist": (torch.dist, (A, B), BOTH, False),
     "histogram of a range": (lambda a: a.histc(4, -5, 5), (A,), (APART,), True),
@@ -640,6 +656,7 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
 if runs_with("<2.13"):  # which has no backward of the one, and gathers the other
     del FREE["interpolate"], FREE["scatter"]
+    FREE = {name: operator for name, operator in FREE.items() if "nll_loss" not in name}  # whose backward it adds up
 if runs_with(">=2.14"):  # which counts the targets of all ranks first, and gathers what a distance is of
     del FREE["mean of cross_entropy"], FREE["dist"]
 
@@ -662,7 +679,7 @@ def test_free(world: World) -> None:
         mesh, wrong = rank.mesh(), []
         for name, (operator, given, placements, back) in FREE.items():
             own = [distributed(x.to(rank.device), p, rank, mesh) for x, p in zip(given, placements, strict=True)]
-            for x in own:
+            for x in own[:1] if "weighted" in name else own:
                 x.requires_grad_(x.is_floating_point() or x.is_complex())
             at = messages.launched()
             found = operator(*own)
@@ -783,6 +800,20 @@ LISTS: dict[str, Callable[[list[Any], list[Any]], Any]] = {
     "mul_": lambda a, b: foreach("mul_")(a, 0.5) or a,
 }
 """Functions of lists."""
+if runs_with(">=2.13"):  # before, DTensor has few of them
+    LISTS |= {
+        **{
+            f"{name} of numbers": lambda a, b, name=name: foreach(name)(a, [1.0, -2.0, 3.0])
+            for name in ("add", "sub", "div", "pow", "clamp_max", "clamp_min")
+        },
+        **{f"{name} by a number": lambda a, b, name=name: foreach(name)(a, 1.0) for name in ("clamp_max", "clamp_min")},
+        **{
+            f"{name} by tensors": lambda a, b, name=name: foreach(name)(a, b)
+            for name in ("clamp_max", "clamp_min", "minimum")
+        },
+        "lerp of numbers": lambda a, b: foreach("lerp")(a, b, [0.5, 0.25, 2.0]),
+        "lerp of tensors": lambda a, b: foreach("lerp")(a, b, [x * 2 for x in b]),
+    }
 
 
 @requirement(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from fixtures.placements import part
@@ -63,6 +63,52 @@ def test_replicas(world: World) -> None:
 
     results = world.run(body)
     assert_on_ranks([results[0]] * world.size, results)
+
+
+OF_SUMS: dict[str, Callable[[Any], Any]] = {
+    "bernoulli": torch.bernoulli,
+    "multinomial": lambda x: torch.multinomial(x, 1),
+    "multinomial with replacement": lambda x: torch.multinomial(x, 1, replacement=True),
+}
+"""Random operations that depend on the elements of a tensor."""
+
+
+@requirement(
+    "TP-RAND-460",
+    "A random operation on a DTensor with a pending reduction draws from the reduced tensor, the same on every rank.",
+    source=f"{SOURCE}; torch.bernoulli, multinomial; Partial: pending reduction",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, random operations refuse pending reductions")
+@pytest.mark.world(2)
+def test_pending(world: World) -> None:
+    """Each row of what is reduced has a single one, by which results are certain; in place, all are refused."""
+
+    def body(rank: Rank) -> tuple[list[str], list[Any]]:
+        mesh, wrong, drawn = rank.mesh(), [], []
+        whole = torch.eye(4, device=rank.device).roll(1, 0)
+        torch.manual_seed(7)
+        for op, (name, draw) in itertools.product(("sum", "avg", "max", "min"), OF_SUMS.items()):
+            other = {"sum": 1 - whole, "avg": 3 - whole, "max": whole - 1, "min": whole + 1}[op]
+            first = {"sum": 2 * whole - 1, "avg": 3 * whole - 3}.get(op, whole)
+            x = DTensor.from_local((first, other)[rank.index], mesh, [Partial(op)])
+            found = draw(x).full_tensor()
+            drawn.append(found.tolist())
+            expected = whole.argmax(1, keepdim=True) if name.startswith("multinomial") else whole
+            if not torch.equal(expected, found):
+                wrong.append(f"{name} of {op}: {found.tolist()}")
+        for change in ("normal_", "uniform_", "bernoulli_"):
+            pending = DTensor.from_local(whole.clone(), mesh, [Partial()])
+            try:
+                getattr(pending, change)()
+            except RuntimeError:
+                if not torch.equal(whole, pending.to_local()):
+                    wrong.append(f"{change}: changed, though refused")
+                continue
+            wrong.append(f"{change}: not refused")
+        return wrong, drawn
+
+    results = world.run(body)
+    assert_on_ranks([([], results[0][1])] * world.size, results)
 
 
 @requirement(
