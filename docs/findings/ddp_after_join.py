@@ -1,4 +1,4 @@
-# After a block of join(), DDP still sends the messages of join: a forward on one rank hangs or takes part in others' collectives
+# After a block of join(), DDP still sends the messages of join, so that a forward on one rank alone hangs
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 ddp_after_join.py

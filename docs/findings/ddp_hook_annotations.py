@@ -1,4 +1,4 @@
-# DDP refuses a communication hook with the documented annotations if they are strings, as with `from __future__ import annotations`
+# DDP refuses a communication hook whose annotations are strings, as with `from __future__ import annotations`
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 ddp_hook_annotations.py

@@ -12,7 +12,7 @@ import torch.distributed.autograd as distributed_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
-options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tempfile.mktemp()}")
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tempfile.mkdtemp()}/rpc")
 rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
 parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
 optimizer = DistributedOptimizer(torch.optim.Adagrad, [rpc.RRef(p) for p in parameters], lr=0.5)

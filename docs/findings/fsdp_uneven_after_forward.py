@@ -1,4 +1,4 @@
-# With an integer reshard_after_forward, parameters that ranks don't divide evenly silently have wrong values after a forward
+# With an integer reshard_after_forward, unevenly divided parameters silently have wrong values after a forward
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=4 fsdp_uneven_after_forward.py
