@@ -15,8 +15,6 @@ import torch.distributed as dist
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.collectives import functional
 
-MODULE = "torch.distributed._functional_collectives"
-
 
 def saved(t: torch.Tensor) -> Any:
     file = io.BytesIO()
@@ -39,7 +37,7 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]] = {
 @requirement(
     "COLL-FUNC-409",
     "A functional collective is waited for before its result is saved or pickled.",
-    source=f"{MODULE}: AsyncCollectiveTensor: 'trigger a call to wait prior to first use'",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor: 'trigger a call to wait prior to first use'",
 )
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.world(2)
@@ -70,7 +68,7 @@ SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {
 @requirement(
     "COLL-FUNC-410",
     "An operation that changes the shape of a functional collective's result in place changes what shape says.",
-    source=f"{MODULE}: AsyncCollectiveTensor; torch.Tensor: squeeze_, unsqueeze_, t_, transpose_",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor: squeeze_, unsqueeze_, t_, transpose_",
 )
 @pytest.mark.parametrize("change", SHAPES)
 @pytest.mark.world(2)
@@ -90,7 +88,7 @@ def test_shapes(world: World, change: str) -> None:
 @requirement(
     "COLL-FUNC-411",
     "permute_tensor sends tensors with any number of dimensions.",
-    source=f"{MODULE}: permute_tensor",
+    source="torch.distributed._functional_collectives: permute_tensor",
 )
 @pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 3)], ids=["vector", "row", "matrix"])
 @pytest.mark.world(2)
@@ -107,7 +105,7 @@ def test_permuted(world: World, shape: tuple[int, ...]) -> None:
 @requirement(
     "COLL-FUNC-412",
     "The group of a functional collective may be a list of ranks, or a list of such lists.",
-    source=f"{MODULE}: all_reduce: 'List[List[int]]: 2D mesh of ranks taking part of this collective in MPMD'",
+    source="torch.distributed._functional_collectives: all_reduce: 'List[List[int]]: 2D mesh of ranks taking part of this collective in MPMD'",
 )
 @pytest.mark.filterwarnings("ignore:The combination of ranks")
 @pytest.mark.parametrize("group", [[0, 1], [[0, 1]]], ids=["list", "lists"])
