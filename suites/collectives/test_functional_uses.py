@@ -37,7 +37,8 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]] = {
 @requirement(
     "COLL-FUNC-409",
     "A functional collective is waited for before its result is saved or pickled.",
-    source="torch.distributed._functional_collectives: AsyncCollectiveTensor: 'trigger a call to wait prior to first use'",
+    source="torch.distributed._functional_collectives: "
+    "AsyncCollectiveTensor: 'trigger a call to wait prior to first use'",
 )
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.world(2)
@@ -68,7 +69,8 @@ SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {
 @requirement(
     "COLL-FUNC-410",
     "An operation that changes the shape of a functional collective's result in place changes what shape says.",
-    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor: squeeze_, unsqueeze_, t_, transpose_",
+    source="torch.distributed._functional_collectives: "
+    "AsyncCollectiveTensor; torch.Tensor: squeeze_, unsqueeze_, t_, transpose_",
 )
 @pytest.mark.parametrize("change", SHAPES)
 @pytest.mark.world(2)
@@ -105,7 +107,8 @@ def test_permuted(world: World, shape: tuple[int, ...]) -> None:
 @requirement(
     "COLL-FUNC-412",
     "The group of a functional collective may be a list of ranks, or a list of such lists.",
-    source="torch.distributed._functional_collectives: all_reduce: 'List[List[int]]: 2D mesh of ranks taking part of this collective in MPMD'",
+    source="torch.distributed._functional_collectives: "
+    "all_reduce: 'List[List[int]]: 2D mesh of ranks taking part of this collective in MPMD'",
 )
 @pytest.mark.filterwarnings("ignore:The combination of ranks")
 @pytest.mark.parametrize("group", [[0, 1], [[0, 1]]], ids=["list", "lists"])
