@@ -1,0 +1,147 @@
+"""Parameters of fully_shard between forwards, and prefetched ones that change before they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+from harness import Rank, World, assert_on_ranks, requirement
+
+
+@requirement(
+    "RFSDP-KEPT-331",
+    "With an integer reshard_after_forward, the parameters of a module after its forward have the values of before.",
+    source="torch.distributed.fsdp.fully_shard: reshard_after_forward: 'The registered parameters are … the parameters "
+    "resharded to the smaller mesh'",
+)
+@pytest.mark.parametrize("rows", [1, 4, 8, 3, 5, 6])
+@pytest.mark.world(4)
+def test_rows(world: World, rows: int) -> None:
+    """Between a forward and a backward, and after it, a parameter over four ranks, resharded to two."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        model: Any = nn.Sequential(nn.Linear(1, rows, bias=False)).to(rank.device)
+        with torch.no_grad():
+            model[0].weight.copy_(torch.arange(1.0, rows + 1).view(rows, 1))
+        fully_shard(model[0], mesh=rank.mesh(), reshard_after_forward=2)
+        fully_shard(model, mesh=rank.mesh())
+        found = []
+        for _ in range(2):
+            output = model(torch.ones(1, 1, device=rank.device))
+            found.append(model[0].weight.detach().full_tensor().flatten().tolist())
+            output.sum().backward()
+            found.append(model[0].weight.detach().full_tensor().flatten().tolist())
+        return found
+
+    assert_on_ranks([[[i + 1.0 for i in range(rows)]] * 4] * 4, world.run(body))
+
+
+@requirement(
+    "RFSDP-KEPT-332",
+    "With an integer reshard_after_forward, parameters may be sharded over any dimension.",
+    source="torch.distributed.fsdp.fully_shard: reshard_after_forward, shard_placement_fn",
+)
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.world(4)
+def test_columns(world: World, dim: int) -> None:
+    """Two steps of a square layer; the gradients of its weight and of its input."""
+
+    def body(rank: Rank) -> list[Any]:
+        model: Any = nn.Sequential(nn.Linear(4, 4, bias=False)).to(rank.device)
+        with torch.no_grad():
+            model[0].weight.copy_(torch.arange(16.0).view(4, 4))
+        placed: Any = {"shard_placement_fn": lambda parameter: Shard(dim)}
+        fully_shard(model[0], mesh=rank.mesh(), reshard_after_forward=2, **placed)
+        fully_shard(model, mesh=rank.mesh())
+        found: list[Any] = []
+        for _ in range(2):
+            model.zero_grad()
+            x = torch.ones(1, 4, device=rank.device, requires_grad=True)
+            model(x).sum().backward()
+            assert x.grad is not None
+            found += [x.grad.tolist(), model[0].weight.grad.full_tensor().tolist()]
+        return found
+
+    assert_on_ranks([[[[24.0, 28.0, 32.0, 36.0]], [[1.0] * 4] * 4] * 2] * 4, world.run(body))
+
+
+class Both(nn.Module):
+    """Two layers, of which the second is used on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(1, 1, bias=False) for _ in range(2))
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def forward(self, x: torch.Tensor, both: bool) -> Any:
+        """Return the output of the last layer that is used."""
+        x = self.first(x)
+        return self.second(x) if both else x
+
+
+@requirement(
+    "RFSDP-PREFETCH-331",
+    "A forward computes with the present values of parameters, also if an earlier one prefetched them unused.",
+    source="torch.distributed.fsdp.FSDPModule: set_modules_to_forward_prefetch",
+)
+@pytest.mark.parametrize("prefetch", [False, True], ids=["plain", "prefetch"])
+@pytest.mark.world(2)
+def test_prefetched(world: World, prefetch: bool) -> None:
+    """Without gradients, a forward that leaves the second layer out; then all values change."""
+
+    def body(rank: Rank) -> float:
+        model: Any = Both().to(rank.device)
+        for module in (model.first, model.second, model):
+            fully_shard(module, mesh=rank.mesh())
+        if prefetch:
+            model.first.set_modules_to_forward_prefetch([model.second])
+        x = torch.ones(1, 1, device=rank.device)
+        with torch.no_grad():
+            model(x, False)
+            model.reshard()
+            for parameter in model.parameters():
+                parameter.fill_(2.0)
+            return float(model(x, True))
+
+    assert_on_ranks([4.0, 4.0], world.run(body))
+
+
+class Complex(nn.Module):
+    """A weight of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 1 + 2j))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a real number."""
+        return (self.weight * x).abs().square().sum()
+
+
+@requirement(
+    "RFSDP-COMPLEX-331",
+    "With any MixedPrecisionPolicy, complex parameters have complex gradients.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: 'floating-point'",
+)
+@pytest.mark.parametrize("policy", ["plain", "param", "reduce", "both"])
+@pytest.mark.world(2)
+def test_complex(world: World, policy: str) -> None:
+    """A backward with one of two dtypes, with both or neither."""
+
+    def body(rank: Rank) -> Any:
+        dtypes = {
+            "param_dtype": torch.bfloat16 if policy in ("param", "both") else None,
+            "reduce_dtype": torch.float32 if policy in ("reduce", "both") else None,
+        }
+        model: Any = Complex().to(rank.device)
+        fully_shard(model, mesh=rank.mesh(), mp_policy=MixedPrecisionPolicy(**dtypes))
+        model(torch.ones(2, device=rank.device)).backward()
+        return model.weight.grad.full_tensor().tolist()
+
+    assert_on_ranks([[2 + 4j] * 2] * 2, world.run(body))
