@@ -30,5 +30,6 @@ mesh = init_device_mesh("cpu", (size,))
 image = torch.arange(80.0).reshape(1, 4, 5, 4)
 expected = functional.pixel_shuffle(image, 2)
 found = functional.pixel_shuffle(distribute_tensor(image, mesh, [Shard(2)]), 2)
-rows = expected.chunk(size, found.placements[0].dim)[rank]
+layout = found.placements[0]
+rows = expected.chunk(size, layout.dim)[rank] if isinstance(layout, Shard) else expected
 report(tuple(rows.shape), tuple(found.to_local().shape))

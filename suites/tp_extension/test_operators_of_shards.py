@@ -162,7 +162,6 @@ def test_written_by_index(world: World, kind: str) -> None:
 
 FILLED: dict[str, dict[str, Callable[..., Any]]] = {
     "linalg": {
-        "multi_dot": lambda x, y, out: torch.linalg.multi_dot([x, y, x], out=out),
         "matrix_rank": lambda x, y, out: torch.linalg.matrix_rank(x, out=out),
     },
     "others": {
@@ -199,6 +198,46 @@ def test_out(world: World, kind: str) -> None:
             operator(*own, out=out)
             if not right(expected, out):
                 wrong.append(f"{name} is {out.to_local().tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "mm": lambda x, y, out: torch.mm(x, y, out=out),
+    "multi_dot": lambda x, y, out: torch.linalg.multi_dot([x, y, x], out=out),
+    "add": lambda x, y, out: torch.add(x, y, out=out),
+}
+
+
+@requirement(
+    "TP-AGAIN-01",
+    "An operator that is called again on a DTensor with other numbers, dimensions or sizes gives the result for these.",
+    source=f"{SOURCE}; pytorch/pytorch#149764",
+)
+@pytest.mark.parametrize(
+    ("names", "layouts"),
+    [(("mm", "multi_dot"), (COLUMNS, R, ROWS)), (("add",), (R, R))],
+    ids=["products-elsewhere", "sums"],
+)
+@pytest.mark.world(2)
+def test_out_again(world: World, names: tuple[str, ...], layouts: tuple[Placement, ...]) -> None:
+    """Write into tensors in several placements in turn, which must stay in these."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        x, y = (floats(4, 4, start=start).to(rank.device) for start in (0, 2))
+        for name in names:
+            for layout in layouts:
+                expected = torch.full((4, 4), 7.0, dtype=x.dtype, device=rank.device)
+                out = distribute_tensor(expected.clone(), rank.mesh(), [layout])
+                PRODUCTS[name](x, y, expected)
+                try:
+                    PRODUCTS[name](*(distribute_tensor(each, rank.mesh(), [R]) for each in (x, y)), out)
+                except RuntimeError:  # on every rank
+                    continue
+                if out.placements != (layout,) or not right(expected, out):
+                    wrong.append(f"{name} into {layout} is {out.to_local().tolist()} in {out.placements}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
