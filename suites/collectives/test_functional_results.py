@@ -195,10 +195,9 @@ SHAPING: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @requirement(
-    "COLL-FUNC-229",
-    "An in-place operation that changes the shape of a functional collective's result leaves it with the shape that "
-    "a tensor has afterwards.",
-    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor.t_, unsqueeze_, squeeze_",
+    "COLL-FUNC-32",
+    "An in-place operation changes the result of a functional collective, also if it is the first use of it.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor: in-place operations",
 )
 @pytest.mark.needs(collective="all_reduce")
 @pytest.mark.parametrize("waited_for", [False, True], ids=["pending", "waited-for"])
