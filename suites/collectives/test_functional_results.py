@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import operator
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from harness import Rank, World, assert_same, requirement, spmd
@@ -139,6 +142,79 @@ def test_waits_however_it_is_read(rank: Rank) -> None:
             rank.store.set(f"read {number}", "")
         assert read(total) == [[12.0, 24.0], [36.0, 48.0]], name
         assert unwaited() == 0, f"{name}: nothing has waited for the collective"
+
+
+@requirement(
+    "COLL-FUNC-20",
+    "A functional collective is waited for before its result is read, in any way of reading it.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor: 'trigger a call to wait prior to first "
+    "use of the underlying tensor'",
+)
+@pytest.mark.needs(collective="all_reduce")
+@spmd(2)
+def test_waits_when_it_is_saved(rank: Rank) -> None:
+    """Rank 1 comes late each time; rank 0 saves the result, alone or in a DTensor, and loads it again."""
+    group: Any = dist.group.WORLD
+    mesh, found = rank.mesh(2), {}
+
+    def saved(value: Any) -> Any:
+        file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    def whole(t: torch.Tensor) -> Any:
+        return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
+
+    ways: dict[str, Callable[[torch.Tensor], Any]] = {
+        "pickle": lambda t: pickle.loads(pickle.dumps(t)),
+        "torch.save": saved,
+        "a DTensor": lambda t: saved(whole(t)).to_local(),
+    }
+    for number, (name, way) in enumerate(ways.items()):
+        given = torch.tensor([1.0, 2.0], device=rank.device) * (1 + rank.index * 10)
+        if rank.index == 1:
+            rank.store.wait([f"save {number}"])
+            time.sleep(0.1)  # enough to see a rank that does not wait
+        total = functional.all_reduce(given, "sum", group)
+        if rank.index == 0:
+            rank.store.set(f"save {number}", "")
+            found[name] = way(total).tolist()
+        functional.wait_tensor(total)
+    if rank.index == 0:
+        assert found == {name: [12.0, 24.0] for name in ways}, f"saved before rank 1 came: {found}"
+
+
+SHAPING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "t_": lambda t: t.t_(),
+    "unsqueeze_": lambda t: t.unsqueeze_(1),
+    "squeeze_": lambda t: t.squeeze_(0),
+    "transpose_": lambda t: t.transpose_(0, 1),
+}
+"""Ways to change the shape of a tensor of one row and three columns in place."""
+
+
+@requirement(
+    "COLL-FUNC-32",
+    "An in-place operation changes the result of a functional collective, also if it is the first use of it.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; torch.Tensor: in-place operations",
+)
+@pytest.mark.needs(collective="all_reduce")
+@pytest.mark.parametrize("waited_for", [False, True], ids=["pending", "waited-for"])
+@spmd(2)
+def test_shaped_in_place(rank: Rank, waited_for: bool) -> None:
+    """Change the shape of the sum of two rows, and ask for it and for the numbers."""
+    group: Any = dist.group.WORLD
+    found, rights = {}, {}
+    for name, change in SHAPING.items():
+        given = torch.tensor([[1.0, 2.0, 3.0]], device=rank.device)
+        total, right = functional.all_reduce(given, "sum", group), 2 * given
+        if waited_for:
+            total = functional.wait_tensor(total)
+        change(right)
+        change(total)
+        found[name], rights[name] = (list(total.shape), total.tolist()), (list(right.shape), right.tolist())
+    assert found == rights, f"changed in place: {found}"
 
 
 @requirement(

@@ -17,6 +17,7 @@ from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.collectives import Case, inputs, lay, outputs
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, reduction, unwaited
+from harness.stacks.limit import runs_with
 from harness.stacks.training import launched, since
 
 SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
@@ -569,6 +570,86 @@ def test_threads(world: World) -> None:
         assert counter.graphs == 2
 
     world.run(body)
+
+
+def _gathered(x: torch.Tensor, rank: int) -> torch.Tensor:
+    parts = [torch.empty_like(x) for _ in range(2)]
+    dist.all_gather(parts, x)
+    return torch.stack(parts).sum(0) + 2 * x
+
+
+def _exchanged(x: torch.Tensor, rank: int) -> torch.Tensor:
+    into = torch.empty_like(x)
+    dist.all_to_all_single(into, x)
+    return into + 2 * x
+
+
+@requirement(
+    "DYN-COLL-472",
+    "Compiled code takes the gathered or exchanged tensors for constants in its gradients, as uncompiled code does.",
+    source="torch.compile; torch.distributed.all_gather, all_to_all_single; torch.distributed.nn: those with gradients",
+)
+@pytest.mark.parametrize("given", ["detached", "attached"])
+@pytest.mark.world(2)
+def test_gathered_are_constants(world: World, given: str) -> None:
+    """Add to twice a tensor what the ranks send, where the tensor that is sent does or does not require gradients."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        found = []
+        for function in _gathered, _exchanged:
+
+            def weighted(x: torch.Tensor, function: Any = function) -> torch.Tensor:
+                y = function(x.detach(), rank.index) + 2 * x if given == "detached" else function(x, rank.index)
+                return y * (rank.index + 3)
+
+            for run in weighted, dynamo.compiled(weighted)[0]:
+                x = torch.ones(2, device=rank.device, requires_grad=True)
+                run(x).sum().backward()
+                assert x.grad is not None
+                found.append((x.grad + 0).tolist())
+        return found
+
+    for gathered, compiled_gathered, exchanged, compiled_exchanged in world.run(body):
+        compiled = [compiled_gathered, compiled_exchanged]
+        assert compiled == [gathered, exchanged], f"gradients: {compiled}"
+
+
+STRIDED: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "all_reduce": lambda x, g: functional.all_reduce(x, "sum", g),
+    "all_gather": lambda x, g: functional.all_gather_tensor(x, 0, g),
+    "reduce_scatter": lambda x, g: functional.reduce_scatter_tensor(x, "sum", 0, g),
+    "all_gather_coalesced": lambda x, g: functional.all_gather_into_tensor_coalesced([x], g)[0],
+    "all_to_all": lambda x, g: functional.all_to_all_single(x, None, None, g),
+    "broadcast": lambda x, g: functional.broadcast(x, 0, g),
+    "all_reduce_coalesced": lambda x, g: functional.all_reduce_coalesced([x, x], "sum", g)[0],
+}
+
+
+@requirement(
+    "DYN-COLL-473",
+    "Compiled code can view the result of a functional collective of a transposed tensor as uncompiled code can.",
+    source="torch/distributed/_functional_collectives.py: functions that are registered as Meta; torch.Tensor.view",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, most refuse strided tensors")
+@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.world(2)
+def test_views_of_strided(world: World, name: str) -> None:
+    """View it as a vector, for which the result has to be contiguous."""
+
+    def body(rank: Rank) -> list[Any]:
+        def vector(x: torch.Tensor) -> torch.Tensor:
+            return STRIDED[name](x.t(), dist.group.WORLD).view(-1)
+
+        found: list[Any] = []
+        for run in vector, dynamo.compiled(vector)[0]:
+            try:
+                found.append((run(torch.arange(4.0, device=rank.device).view(2, 2) + rank.index) + 0).tolist())
+            except RuntimeError as error:
+                found.append(type(error).__name__)
+        return found
+
+    for uncompiled, compiled in world.run(body):
+        assert compiled == uncompiled, f"viewed: {compiled}"
 
 
 @requirement(

@@ -196,6 +196,40 @@ def test_sizes_from_data(world: World, of: str) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-DT-436",
+    "Compiled code that changes a DTensor or its local tensor sees the change in the other one.",
+    source="torch.compile; torch/_functorch/_aot_autograd: aliased inputs; DTensor.from_local, DTensor.to_local",
+)
+@pytest.mark.parametrize("local", ["inside", "given"])
+@pytest.mark.world(2)
+def test_local_tensor_is_changed(world: World, local: str) -> None:
+    """Compiled code is given both, or calls to_local itself; it adds to one of them and returns sums of the other."""
+
+    def of_local(part: Any, whole: Any) -> Any:
+        part = part if local == "given" else whole.to_local()
+        part.add_(1)
+        return whole.to_local().sum()
+
+    def of_whole(part: Any, whole: Any) -> Any:
+        part = part if local == "given" else whole.to_local()
+        whole.add_(1)
+        return part.sum()
+
+    def body(rank: Rank) -> list[list[float]]:
+        found = []
+        for function in of_local, of_whole:
+            for run in function, dynamo.compiled(function)[0]:
+                part = torch.ones(2, 4, device=rank.device)
+                whole = DTensor.from_local(part, rank.mesh(2), [ROWS], run_check=False)
+                found.append([float(run(part, whole)), part.sum().item()])
+        return found
+
+    for first, compiled_first, second, compiled_second in world.run(body):
+        compiled = [compiled_first, compiled_second]
+        assert compiled == [first, second], f"sums: {compiled}"
+
+
 def _found(of: str) -> dict[str, tuple[bool, Callable[[Any], Any]]]:
     """Return functions of a DTensor by name, with whether it requires a gradient: results that share memory."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,53 @@ class Communicating(nn.Module):
         """Map float[rows, 2] to one tensor of each collective."""
         with torch.no_grad():
             return [call(x * self.weight, self.group) + 1 for call in CALLS.values()]
+
+
+class OfOneRank(nn.Module):
+    """Doubles its input, and calls a collective in which the ranks have different parts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[n] to float[n]."""
+        y = x * 2
+        if self.name == "reduce":
+            dist.reduce(y, 0)
+        else:
+            dist.broadcast(y, 1)
+        return y + 1
+
+
+@requirement(
+    "DYN-EXPORT-271",
+    "A module with collectives that torch.export has captured, strictly or not, returns what the module itself does.",
+    source="torch.export.export: strict; torch/distributed/_functional_collectives.py: traceable_collective_remaps",
+)
+@pytest.mark.parametrize("name", ["reduce", "broadcast"])
+@pytest.mark.world(2)
+def test_exported_of_one_rank(world: World, name: str) -> None:
+    """Rank 1 comes later to the exported program, so that rank 0 has to wait for it."""
+
+    def body(rank: Rank) -> list[Any]:
+        module, x = OfOneRank(name), torch.full((2,), 1.0 + rank.index, device=rank.device)
+        found: list[Any] = [module(x).tolist()]
+        try:
+            program = torch.export.export(module, (x,), strict=False).module()
+        except Exception as error:
+            return [*found, type(error).__name__]
+        if rank.index == 1:
+            rank.store.wait(["called"])
+            time.sleep(0.1)  # enough to see a rank that does not wait
+        else:
+            rank.store.set("called", "")
+        found.append(program(x).tolist())
+        dist.barrier()
+        return found
+
+    right, result = world.run(body)[0]
+    assert result == right, f"the exported program: {result}"
 
 
 @requirement(
