@@ -438,7 +438,7 @@ def test_threads(world: World, tmp_path: Path) -> None:
     world.run(body)
 
 
-class Failing(checkpoint.DefaultSavePlanner):
+class FailingPlanner(checkpoint.DefaultSavePlanner):
     """A planner that fails in the thread that saves, or in another one, for which that thread waits."""
 
     def __init__(self, apart: bool) -> None:
@@ -469,7 +469,7 @@ def test_failing_threads(world: World, tmp_path: Path, threads: int) -> None:
         state = {str(i): torch.ones(2) for i in range(8)}
         writer = checkpoint.FileSystemWriter(tmp_path, thread_count=threads, sync_files=False)
         try:
-            checkpoint.save(state, storage_writer=writer, planner=Failing(threads == 2))
+            checkpoint.save(state, storage_writer=writer, planner=FailingPlanner(threads == 2))
         except checkpoint.CheckpointException:
             return "an error"
         return "the checkpoint was saved"

@@ -111,7 +111,7 @@ def test_iterated(world: World, kind: str) -> None:
 
 
 @requirement(
-    "TP-WRITE-693",
+    "TP-WRITE-699",
     "zero_() of a DTensor with a pending reduction sets all of its elements to zero, whatever the reduction.",
     source="torch.Tensor.zero_; torch.distributed.tensor.Partial",
 )
