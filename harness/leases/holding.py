@@ -225,9 +225,10 @@ class Leases:
 
     def _in_turn(self, folder: Path, order: _Order) -> Sequence[int]:
         """Return the devices in the order in which to try them: of those that are shared, the emptiest first."""
+        several = order.shares > 1 and len(self.inventory.devices) > 1
 
         def rank(i: int) -> tuple[bool, int]:
-            sharers = records.sharers(folder, self.inventory.keys[i]) if order.shares > 1 else ()
+            sharers = records.sharers(folder, self.inventory.keys[i]) if several else ()
             return self.inventory.devices[i] not in order.prefer, len(sharers)
 
         return sorted(range(len(self.inventory.devices)), key=rank)
