@@ -340,7 +340,8 @@ def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -
             assert sorted(found) == sorted(expected), f"{what}, {kind}, {when}: {sorted(found)}"
             for name, of in expected.items():
                 same_order = {key: found[name][key] for key in of}
-                assert_as_alone(whole(of), whole(there[name]), same_order, f"{what}, {kind}, {when}: {name}")
+                where = f"{what}, {kind}, {when}: {name}"
+                assert_as_alone(whole(of), whole(there[name]), same_order, where, rounded=True)
         train(other, fresh, 1, rank.device)
 
 
