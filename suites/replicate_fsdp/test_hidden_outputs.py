@@ -68,7 +68,7 @@ class Whole(nn.Module):
 )
 @pytest.mark.world(2)
 def test_hidden_inner_output(world: World) -> None:
-    """Hide what an inner module takes from its weight in each way, resharded after its forward or not; run two steps."""
+    """Hide an inner module's output in each way, resharded after its forward or not; run two steps."""
 
     def body(rank: Rank) -> None:
         kinds = itertools.cycle(("rows", "product", "sum"))

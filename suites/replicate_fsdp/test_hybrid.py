@@ -218,8 +218,8 @@ FACTORS = {
 }
 """Options of a layer, the dtype of reduction, whether sums are forced, and gradient divide factors.
 
-The number of shards takes no multiplication, as the average over them divides by it. Factors that need multiplication in a reduction,
-which not every backend has, are left out.
+The number of shards needs no multiplication, as an average over them divides by it. Factors that need multiplication
+in a reduction, which not every backend has, are left out.
 """
 
 
