@@ -212,10 +212,14 @@ FACTORS = {
     "reduced-wide": ({}, torch.float64, False, (4.0, 2.0)),
     "sums": ({}, None, True, (1.0, 4.0, 0.5)),
     "narrow-sums": ({"dtype": torch.bfloat16}, None, True, (2.0, 8.0)),
+    "float32": ({}, None, False, ("shards",)),
+    "bfloat16": ({"dtype": torch.bfloat16}, None, False, ("shards",)),
+    "reduced-narrow": ({}, torch.bfloat16, False, ("shards",)),
 }
 """Options of a layer, the dtype of reduction, whether sums are forced, and gradient divide factors.
 
-Those that need multiplication in a reduction, which not every backend has, are left out.
+The number of shards needs no multiplication, as an average over them divides by it. Factors that need multiplication
+in a reduction, which not every backend has, are left out.
 """
 
 
@@ -235,10 +239,11 @@ def test_divide_factor(world: World) -> None:
                 model: Any = nn.Linear(4, 4, bias=False, device=rank.device, **options)
                 fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced))
                 model.set_force_sum_reduction_for_comms(sums)
-                for factor in (None, *factors):
+                for given in (None, *factors):
+                    factor: Any = float(shape[-1]) if given == "shards" else given
                     if factor is not None:
                         model.set_gradient_divide_factor(factor)
-                    for synced in ([True], [False, True]) if factor == factors[-1] else ([True],):
+                    for synced in ([True], [False, True]) if given == factors[-1] else ([True],):
                         for on in synced:
                             model.set_requires_all_reduce(on)
                             x = torch.full((1, 4), 8.0 * (1 + rank.index), device=rank.device, **options)

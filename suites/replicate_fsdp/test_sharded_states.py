@@ -80,6 +80,35 @@ def test_cast(world: World) -> None:
 
 
 @requirement(
+    "RFSDP-CAST-800",
+    "After a cast of a managed model, each optimizer takes the step that it takes on plain tensors of the new dtype.",
+    source="torch.nn.Module.to; torch.distributed.fsdp.fully_shard; torch.optim: foreach",
+)
+@pytest.mark.world(2)
+def test_optimizers_after_a_cast(world: World) -> None:
+    """Cast to a wider or a narrower dtype before the first forward; step on tensors one by one or in lists."""
+
+    def body(rank: Rank) -> None:
+        settings = itertools.cycle(itertools.product((torch.float64, torch.bfloat16), ways(rank).items()))
+        for name, foreach in itertools.product(("Adam", "RMSprop", "Adagrad"), (False, True)):
+            dtype, (way, managed) = next(settings)
+            what = f"{name}, {foreach=}, {way}, {dtype}"
+            model: Any = managed(Weights().to(rank.device)).to(dtype)
+            shards = [p.detach().to_local().clone().requires_grad_() for p in model.parameters()]
+            model(torch.tensor(1.0 + rank.index, device=rank.device, dtype=dtype)).backward()
+            for shard in shards:
+                shard.grad = torch.full_like(shard, 1.5)
+            for given in (model.parameters(), shards):
+                getattr(torch.optim, name)(given, lr=0.125, foreach=foreach).step()
+            for parameter, shard in zip(model.parameters(), shards, strict=True):
+                found = parameter.detach().to_local()
+                assert found.dtype == dtype, what
+                assert torch.equal(found, shard.detach()), what
+
+    world.run(body)
+
+
+@requirement(
     "RFSDP-STATE-04",
     "The state dict of a managed module has the memory of its parameters: one that was taken once shows every later "
     "step and load.",
