@@ -100,6 +100,46 @@ def test_functional_call(world: World, how: str) -> None:
     world.run(body)
 
 
+class Named(nn.Module):
+    """A weight times the sum of what it is given, in any way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, *args: float, **options: float) -> torch.Tensor:
+        """Return the weight times the sum."""
+        return self.weight * sum([*args, *options.values()])
+
+
+@requirement(
+    "REPL-CALL-1601",
+    "functional_call of a module under DDP passes on what its forward is given by position or by keyword, or nothing.",
+    source="torch.func.functional_call: args, kwargs",
+)
+@pytest.mark.world(2)
+def test_functional_arguments(world: World) -> None:
+    """Give one number or a tuple of them, none, keywords, or both."""
+    ways: list[tuple[Any, dict[str, float] | None, float]] = [
+        ((2.0,), None, 2.0),
+        (2.0, None, 2.0),
+        ((2.0, 3.0), {"x": 4.0}, 9.0),
+        (None, {"x": 4.0, "y": 1.0}, 5.0),
+        ((), {"x": 4.0}, 4.0),
+        ((), None, 0.0),
+        (None, None, 0.0),
+    ]
+
+    def body(rank: Rank) -> None:
+        model = DistributedDataParallel(Named().to(rank.device))
+        for args, options, total in ways:
+            weight = torch.full((2,), 5.0, device=rank.device)
+            found = torch.func.functional_call(model, {"module.weight": weight}, args, options)
+            assert found.tolist() == [5.0 * total] * 2, f"{args}, {options}: {found}"
+
+    world.run(body)
+
+
 @requirement(
     "REPL-CALL-08",
     "functional_call of a module under DDP uses what it is given, with own gradients, and leaves the module as it was.",

@@ -122,6 +122,50 @@ def test_computed(world: World) -> None:
     world.run(body)
 
 
+class Bare(nn.Module):
+    """A buffer and other modules, without a parameter."""
+
+    def __init__(self, *others: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2, dtype=DOUBLE))
+        self.others = nn.ModuleList(others)
+
+    def forward(self, x: torch.Tensor, *, extra: dict[str, Any]) -> torch.Tensor:
+        """Return the sum of the others' results."""
+        self.seen = self.scale.dtype
+        return sum((other(x, extra=extra) for other in self.others), torch.zeros((), device=x.device))
+
+
+@requirement(
+    "TP-CAST-91",
+    "Under MixedPrecision a module computes with param_dtype, has buffers in buffer_dtype, and outside of a forward "
+    "or backward has its parameters in their own dtype.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_without_parameters(world: World) -> None:
+    """The root has buffers and no parameters of its own, and a module inside has some, or has none either."""
+
+    def body(rank: Rank) -> None:
+        cases = itertools.product((True, False), (None, LOW), (LOW, HALF))
+        for (original, param, buffer), strategy in zip(cases, itertools.cycle(STRATEGIES), strict=False):
+            options = {"sharding_strategy": strategy, "use_orig_params": original}
+            precision = MixedPrecision(param, buffer_dtype=buffer)
+            bare = Bare(wrapped(rank, Noting(), mixed_precision=precision, **options))
+            root = Bare(wrapped(rank, bare, mixed_precision=precision, **options))
+            model = wrapped(rank, root, mixed_precision=precision, **options)
+            for training in (True, False, True):
+                model.train(training)
+                model.zero_grad()
+                output = call(model, rank, FULL)
+                if training:
+                    output.sum().backward()
+                found = [root.seen, bare.seen, bare.others[0].module.seen["buffer"]]
+                assert found == [buffer] * 3, f"{strategy}, {original=}, {param}, {training=}: {found}"
+
+    world.run(body)
+
+
 @requirement(
     "TP-CAST-93",
     "Gradients are reduced in reduce_dtype or else param_dtype, and afterwards have the parameters' dtype, or with "

@@ -367,6 +367,36 @@ def test_communication_hook(world: World) -> None:
 
 
 @requirement(
+    "TP-ORIG-1601",
+    "The whole parameters of a module under FSDP have the values and the memory format that they had before.",
+    source=f"{SOURCE}.summon_full_params",
+)
+@pytest.mark.world(2)
+def test_memory_formats(world: World) -> None:
+    """Weights of four and five dimensions with their channels last, beside others; look before and after a step."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+    def body(rank: Rank) -> None:
+        for strategy, original, dims in itertools.product(STRATEGIES, (True, False), formats):
+            kind: Any = nn.Conv2d if dims == 4 else nn.Conv3d
+            convolution = kind(2, 3, 2).to(memory_format=formats[dims])
+            before = {name: p.detach().clone() for name, p in convolution.named_parameters()}
+            model = wrapped(rank, convolution, sharding_strategy=strategy, use_orig_params=original)
+            x = torch.ones(1, *[2] * (dims - 1), device=rank.device)
+            for step in range(2):
+                with FullyShardedDataParallel.summon_full_params(model):
+                    for name, p in model.module.named_parameters():
+                        what = f"{strategy}, {original=}, step {step}: {name}"
+                        assert p.stride() == before[name].stride(), what
+                        if step == 0:
+                            assert torch.equal(p.detach().cpu(), before[name]), what
+                model(x).sum().backward()
+                torch.optim.SGD(model.parameters(), lr=0.5).step()
+
+    world.run(body)
+
+
+@requirement(
     "TP-ORIG-51",
     "With use_orig_params=True, FSDP uses what replaced a parameter, its data or its gradient between two steps.",
     source="torch/distributed/fsdp/_flat_param.py: 'Write back any parameters that changed storage'",
@@ -425,24 +455,24 @@ def test_replaced(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_replaced_gradient(world: World) -> None:
-    """Set one of two gradients to None or to other values between two backwards, whose gradients add up."""
-    cases = list(itertools.product(STRATEGIES, ("a", "b"), (None, 8.0)))
+    """Set a gradient of one or two dimensions to None or to other values between two backwards, which add up."""
+    cases = list(itertools.product(STRATEGIES, ("a", "b"), (None, 8.0), ((4,), (2, 2))))
 
     def body(rank: Rank) -> list[set[float]]:
         found = []
-        for strategy, name, value in cases:
-            model = wrapped(rank, Two(), sharding_strategy=strategy, use_orig_params=True)
+        for strategy, name, value, shape in cases:
+            model = wrapped(rank, Two(*shape), sharding_strategy=strategy, use_orig_params=True)
             for step in range(2):
                 model(torch.ones(1, device=rank.device)).sum().backward()
                 parameter = getattr(model.module, name)
                 if step == 0 and parameter.numel():
                     parameter.grad = None if value is None else torch.full_like(parameter.detach(), value)
             gradients = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
-            found.append({(n, value) for n, gradient in gradients.items() for value in gradient.tolist()})
+            found.append({(n, value) for n, gradient in gradients.items() for value in gradient.flatten().tolist()})
         return found
 
     for case, *found in zip(cases, *world.run(body), strict=True):
-        _, name, value = case
+        _, name, value, _ = case
         right = {"a": 2.0, "b": 4.0} | {name: (value or 0.0) + {"a": 1.0, "b": 2.0}[name]}
         assert set().union(*found) == set(right.items()), f"{case}: {found}"
 
@@ -489,6 +519,33 @@ def test_scaled(world: World) -> None:
                     assert scaler.get_scale() == scale, f"{what}, step {step}"
                     found = [p.tolist() for model in models for p in model.parameters()]
                     assert found == [[e] * 2 for e in expected], f"{what}, step {step}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SCALE-1601",
+    "unscale_ of a ShardedGradScaler divides every gradient by the scale, also those beside one that is not finite.",
+    source="torch/distributed/fsdp/sharded_grad_scaler.py: ShardedGradScaler.unscale_",
+)
+@pytest.mark.world(2)
+def test_unscaled(world: World) -> None:
+    """Put an infinity or a NaN into the first, the second or the last of three gradients, on one rank or on both."""
+
+    def body(rank: Rank) -> None:
+        for value, place, everywhere in itertools.product((math.inf, math.nan), range(3), (True, False)):
+            parameters = [nn.Parameter(torch.ones(4, device=rank.device)) for _ in range(3)]
+            sgd = torch.optim.SGD(parameters, lr=1.0)
+            scaler = ShardedGradScaler(rank.device.type, init_scale=8.0)
+            scaler.scale(torch.ones((), device=rank.device))
+            for number, parameter in enumerate(parameters, 1):
+                parameter.grad = torch.full_like(parameter.detach(), 8.0 * number)
+            if everywhere or rank.index == 1:
+                assert parameters[place].grad is not None
+                parameters[place].grad[1] = value
+            scaler.unscale_(sgd)
+            found = [float(p.grad[-1]) for p in parameters if p.grad is not None]
+            assert found == [1.0, 2.0, 3.0], f"{value} in gradient {place}, {everywhere=}: {found}"
 
     world.run(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from fixtures.wrapped import Two, Weight, inputs, whole, wrapped
+from fixtures.wrapped import STRATEGIES, Two, Weight, inputs, own, whole, wrapped
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -351,6 +352,45 @@ def test_arguments(world: World, kind: Any) -> None:
         return [model(kind(a=2, b=3)).tolist(), model(numbers=kind(a=2, b=3)).tolist()]
 
     assert_on_ranks([[[32.0, 32.0]] * 2] * 2, world.run(body))
+
+
+class Free(nn.Module):
+    """A weight times one plus the sum of what it is given."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.weight, self.inner = nn.Parameter(torch.ones(2)), inner
+
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Return the product, which a module inside gets in the same way."""
+        result = self.weight * (1 + sum([*args, *options.values()]))
+        return result if self.inner is None else result + self.inner(*args, **options)
+
+
+@requirement(
+    "TP-CALL-1601",
+    "A forward under FSDP may have no arguments, only keywords, or only positional ones, at the root or inside.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_ways_to_call(world: World) -> None:
+    """Call with every number of arguments of both sorts up to two, and go backward."""
+    ways = itertools.product(range(3), range(3), (False, True))
+    cases = list(zip(ways, itertools.cycle(STRATEGIES), strict=False))
+
+    def body(rank: Rank) -> None:
+        for (args, options, low), strategy in cases:
+            what = f"{strategy}, {args} by position, {options} by name, {low=}"
+            precision = MixedPrecision(torch.bfloat16) if low else None
+            kwargs = {"sharding_strategy": strategy, "use_orig_params": True, "mixed_precision": precision}
+            model = wrapped(rank, Free(wrapped(rank, Free(), **kwargs)), **kwargs)
+            x = torch.ones(2, device=rank.device)
+            found = model(*[x] * args, **dict.fromkeys("ab"[:options], x))
+            assert found.tolist() == [2.0 * (1 + args + options)] * 2, what
+            found.sum().backward()
+            assert own(model) == {1.0 + args + options}, what
+
+    world.run(body)
 
 
 @requirement(
