@@ -115,6 +115,31 @@ def test_slices_of_larger_meshes(world: World) -> None:
 
 
 @requirement(
+    "COLL-MESH-07",
+    "A slice of a mesh has the ranks, names, groups of its dimensions, without making a group.",
+    source="torch.distributed.device_mesh.DeviceMesh: __getitem__, get_group, get_all_groups",
+)
+@pytest.mark.parametrize("order", ["own", "another"])
+@pytest.mark.world(1)
+def test_order_of_a_slice(world: World, order: str) -> None:
+    """Name two dimensions and all three, as the mesh has them or not: as in mesh_3d["cp", "dp"] of the docstring."""
+
+    def body(rank: Rank) -> None:
+        for me in some_ranks():
+            mesh = init_device_mesh("cpu", SHAPE, mesh_dim_names=NAMES)
+            for some in (*itertools.permutations(NAMES, 2), *itertools.permutations(NAMES)):
+                own = tuple(sorted(some))
+                if (some == own) == (order == "own"):
+                    part = members(TABLE, me, [NAMES.index(name) for name in own])
+                    table = part.permute([own.index(name) for name in some])
+                    told(mesh[some], table, some, f"slice {some}")
+                    groups = [mesh.get_group(name) for name in some]
+                    same_groups(mesh[some].get_all_groups(), groups, f"slice {some}")
+
+    world.run(body)
+
+
+@requirement(
     "COLL-MESH-22",
     "A flattened dimension can be sliced from the mesh together with others and flattened again, unless they overlap.",
     source="torch/distributed/device_mesh.py: DeviceMesh._flatten: 'one can use the existing slicing method to obtain "

@@ -98,6 +98,30 @@ def test_send_recv_object_list(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-OBJECT-1200",
+    "recv_object_list receives from the rank that it names or, without one, from any, returning the sender's rank.",
+    source="torch.distributed.recv_object_list: src, 'Will receive from any rank if set to None', group_src",
+)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param({"src": 2}, id="global"),
+        pytest.param({"group_src": 2}, id="group"),
+        pytest.param({}, id="any", marks=pytest.mark.needs(features=["messages", "any_source"])),
+    ],
+)
+@spmd(3)
+def test_sources_of_objects(rank: Rank, source: dict[str, int]) -> None:
+    """The last of three ranks sends to rank 0."""
+    if rank.index == 2:
+        dist.send_object_list([thing(2), thing(2, 1)], 0)
+    elif rank.index == 0:
+        received = [None, None]
+        assert dist.recv_object_list(received, **source) == 2
+        assert received == [thing(2), thing(2, 1)]
+
+
+@requirement(
     "COLL-OBJECT-06",
     "Object collectives work in a subgroup without rank 0, with roots given by global rank or by group rank.",
     source="torch.distributed.broadcast_object_list: group_src; pytorch/pytorch#149200",

@@ -70,6 +70,29 @@ def test_queries(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-GROUP-1201",
+    "A group says the name of its backend, or that it is custom, whether this was named alone or for its devices.",
+    source="torch.distributed.ProcessGroup.name; new_group: backend; pytorch/pytorch#167305",
+)
+@pytest.mark.parametrize("named", ["alone", "device", "devices"])
+@pytest.mark.world(1, warm=False)
+def test_name_of_a_groups_backend(world: World, named: str) -> None:
+    """Another backend is registered, as torch.distributed.fsdp registers one, and is not used."""
+
+    def body(rank: Rank) -> None:
+        own, kind = dist.get_backend(), rank.device.type
+        dist.Backend.register_backend("another_one", lambda *arguments: None, devices=["fpga"])
+        names = {"alone": own, "device": f"{kind}:{own}", "devices": f"{kind}:{own},fpga:{own}"}
+        group: Any = dist.new_group(backend=names[named])
+        alone: Any = dist.new_group(backend=own)
+        assert alone.name() in (own, "custom")  # which a registered backend is
+        assert group.name() == alone.name(), f"it says {group.name()}"
+        assert total(rank, group) == 1
+
+    world.run(body)
+
+
+@requirement(
     "COLL-CALL-05",
     "get_node_local_rank is the number in LOCAL_RANK, or else the fallback, or else an error.",
     source="torch.distributed.get_node_local_rank",
