@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -861,3 +863,31 @@ def test_missing_optimizer_states(world: World, stack: str) -> None:
     """One parameter, two or none lack a state, and a state of an unknown one is there besides."""
     distribute = STACKS[stack]
     world.run(lambda rank: optimizer_groups.check_missing_states(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-900",
+    "Distributed state dicts of a model keep nothing of it, its optimizer or its state once nothing references them.",
+    source=f"{SOURCE}: get_state_dict, set_state_dict",
+)
+@pytest.mark.world(2)
+def test_freed(world: World) -> None:
+    """Get and set states of models that are managed in each way, whole or as they are."""
+
+    def body(rank: Rank) -> list[str]:
+        alive = []
+        for (way, make), full in itertools.product(KEPT.items(), (False, True)):
+            model = make(rank, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(rank.device))
+            adam = torch.optim.AdamW(model.parameters(), foreach=False)
+            options = StateDictOptions(full_state_dict=full)
+            state, of_adam = get_state_dict(model, adam, options=options)
+            seen = [model, adam, *state.values(), *of_adam["state"]["0.weight"].values()]
+            if way != "fsdp1":  # which keeps its flat parameters without a state dict as well
+                seen += model.parameters()
+            set_state_dict(model, adam, model_state_dict=state, optim_state_dict=of_adam, options=options)
+            alive += [(f"{way}, {full=}: {type(each).__name__}", weakref.ref(each)) for each in seen]
+            del model, adam, state, of_adam, seen
+        gc.collect()
+        return sorted({what for what, each in alive if each() is not None})
+
+    assert_on_ranks([[]] * world.size, world.run(body))

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fixtures import states
 from fixtures.managed import ways
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
@@ -165,5 +166,57 @@ def test_tensor_parallel(world: World) -> None:
             for name, gradient in replicate_fsdp.gradients(module).items():
                 right: Any = plain.get_parameter(name).grad
                 assert torch.equal(gradient, 2 * right), f"{what}: {name}"
+
+    world.run(body)
+
+
+def normed() -> nn.Sequential:
+    """Create a layer whose rows two ranks divide, one whose rows they do not, and a norm with buffers."""
+    return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
+@requirement(
+    "RFSDP-META-900",
+    "A full state, of every rank or of rank 0, can be set on a model of which any parts are on the meta device.",
+    source="torch.distributed.checkpoint.state_dict: set_model_state_dict, StateDictOptions.full_state_dict",
+)
+@requirement(
+    "RFSDP-META-901",
+    "A model's state dict has every parameter and buffer, of parts on the meta device as well.",
+    source="torch.distributed.checkpoint.state_dict.get_model_state_dict",
+)
+@requirement(
+    "RFSDP-META-902",
+    "Parameters that get their memory from a full state keep no more than their own shard's.",
+    source="torch.distributed.checkpoint.state_dict: set_model_state_dict, StateDictOptions.broadcast_from_rank0",
+)
+@pytest.mark.world(2)
+def test_partly(world: World) -> None:
+    """Each set of three layers is on the meta device; read the state, set a full one strictly or not, and read it."""
+    parts = list(itertools.chain.from_iterable(itertools.combinations(range(3), count) for count in range(1, 4)))
+
+    def body(rank: Rank) -> None:
+        plain = normed().to(rank.device)
+        given = {n: (numbers(*t.shape) if t.ndim else torch.tensor(3)).to(t) for n, t in plain.state_dict().items()}
+        kinds = itertools.product((False, True), ways(rank).items(), (False, True))
+        for on_meta, (broadcast, (way, managed), strict) in zip(itertools.cycle(parts), kinds, strict=False):
+            module = normed().to(rank.device)
+            what = f"{way}, {broadcast=}, {strict=}, {on_meta} on meta"
+            for layer in on_meta:
+                module[layer].to("meta")
+            for layer in (*module, module):
+                managed(layer)
+            empty: Any = get_model_state_dict(module)
+            assert list(empty) == list(given), what
+            assert {name for name, t in empty.items() if t.is_meta} == {n for n in given if int(n[0]) in on_meta}, what
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast, strict=strict)
+            set_model_state_dict(module, {} if broadcast and rank.index else dict(given), options=options)
+            for name, value in module.state_dict().items():
+                assert torch.equal(states.whole(value), given[name].cpu()), f"{what}: {name}"
+            for name, parameter in module.named_parameters():
+                local: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                held, rows = local.untyped_storage().nbytes(), -(-len(parameter) // (2 if way == "sharded" else 1))
+                needed = rows * parameter[0].numel() * parameter.element_size()
+                assert held <= needed, f"{what}: {name} needs {needed} bytes and holds {held}"
 
     world.run(body)

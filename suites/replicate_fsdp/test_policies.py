@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -365,5 +368,38 @@ def test_norms(world: World) -> None:
                 assert torch.equal(gradient.to(of.grad.dtype), of.grad), f"{what}: {name}"  # 2.15 rounds it later
             for (name, buffer), of in zip(model.named_buffers(), plain.buffers(), strict=True):
                 assert torch.equal(buffer, of), f"{what}: {name}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-MIX-900",
+    "A mixed precision policy keeps every value that it was made with, whichever of its dtypes are equal.",
+    source=f"{SOURCE}: param_dtype, reduce_dtype, output_dtype, cast_forward_inputs",
+)
+@pytest.mark.world(2)
+def test_values(world: World) -> None:
+    """Make policies of all dtypes by position and by name, copy them, replace a value, and train with some of them."""
+    names = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+    dtypes = (None, NARROW, torch.float16, SINGLE, WIDE)
+    made = list(itertools.product(dtypes, dtypes, dtypes, (True, False)))
+
+    def read(policy: MixedPrecisionPolicy) -> tuple[Any, ...]:
+        return tuple(getattr(policy, name) for name in names)
+
+    def body(rank: Rank) -> None:
+        policies = [MixedPrecisionPolicy(*values) for values in made]
+        for values, policy in zip(made, policies, strict=True):
+            named = MixedPrecisionPolicy(**dict(zip(names, values, strict=True)))
+            copies = [policy, named, copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))]
+            assert [read(each) for each in copies] == [values] * 4, values
+            assert read(dataclasses.replace(policy, param_dtype=WIDE)) == (WIDE, *values[1:]), values
+            assert all(each == policy and hash(each) == hash(policy) for each in copies), values
+        assert len(set(policies)) == len(made)
+        for (way, managed), dtype in zip(ways(rank).items(), (NARROW, SINGLE, WIDE), strict=True):
+            policy = MixedPrecisionPolicy(dtype, dtype, dtype)
+            managed(part := Part(4).to(rank.device), mp_policy=policy)
+            part(torch.ones(4, device=rank.device)).sum().backward()
+            assert read(policy) == (dtype, dtype, dtype, True), f"{way}, {dtype}: trained"
 
     world.run(body)

@@ -232,6 +232,49 @@ def test_tensor_parallel(world: World) -> None:
     world.run(body)
 
 
+ORDERS = [
+    (("shards", "tensor"), "shards"),
+    (("tensor", "shards"), "shards"),
+    (("replicas", "shards", "tensor"), "replicas"),
+    (("replicas", "tensor", "shards"), "replicas"),
+    (("replicas", "tensor", "shards"), "shards"),
+    (("tensor", "replicas", "shards"), "replicas"),
+    (("tensor", "replicas", "shards"), "shards"),
+]
+"""The dimensions of meshes, of which fully_shard has all but one, and which of them has two ranks as that one has."""
+
+
+@requirement(
+    "RFSDP-TP-900",
+    "fully_shard shards tensor-parallel parameters whichever order their dimensions have in the mesh that both take "
+    "theirs from.",
+    source="torch.distributed.fsdp.fully_shard: mesh; torch.distributed.device_mesh.DeviceMesh",
+)
+@pytest.mark.world(4)
+def test_mesh_orders(world: World) -> None:
+    """Tensor parallelism has the first, a middle or the last dimension; two ranks are shards or replicas."""
+
+    def body(rank: Rank) -> None:
+        for dims, divided in ORDERS:
+            mesh = rank.mesh(*[2 if dim in (divided, "tensor") else 1 for dim in dims], names=dims)
+            data = mesh["replicas", "shards"] if "replicas" in dims else mesh["shards"]
+            model: Any = Divided(mesh["tensor"], rank.device)
+            fully_shard(model, mesh=data)
+            model(torch.tensor(1.0 + mesh.get_local_rank(divided), device=rank.device)).backward()
+            right = numbers(*TENSOR_PARALLEL_SHAPE)
+            for name, parameter in model.named_parameters():
+                what, placed = f"{dims}, {divided}, {name}", TENSOR_PARALLEL[name]
+                at, part = mesh.get_local_rank("tensor"), mesh.get_local_rank("shards")
+                own = chunk(right, 2, at, placed.dim) if isinstance(placed, Shard) else right
+                own = chunk(own, data.size(-1), part, 0)
+                assert parameter.grad.placements == parameter.placements, what
+                for tensor, factor in ((parameter.detach(), 1.0), (parameter.grad, 1.5)):
+                    assert_same(own * factor, tensor.to_local(), what)
+                    assert_same(right * factor, tensor.full_tensor(), what)
+
+    world.run(body)
+
+
 class Branches(Divided):
     """The same weights, of which each forward uses the one whose number it is given."""
 
