@@ -1,4 +1,4 @@
-# The gradient of select along a dimension that is named from the end is silently wrong for shards, or raises
+# The gradient of select, narrow or a slice in a dimension named from the end is silently wrong for shards, or raises
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_select_from_the_end.py
@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -26,8 +26,16 @@ def report(expected: object, observed: object) -> None:
 
 
 mesh = init_device_mesh("cpu", (size,))
-whole = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-plain, given = whole.clone().requires_grad_(), distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
-(plain.select(-1, 0) ** 2).sum().backward()
-(given.select(-1, 0) ** 2).sum().backward()
-report(plain.grad.tolist(), given.grad.full_tensor().tolist())
+whole, arriving = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+expected, observed = list[object](), list[object]()
+for layout, back, cut, taken in (
+    (Shard(0), Shard(0), lambda x: x.select(-1, 0), arriving[0]),
+    (Replicate(), Shard(1), lambda x: x.narrow(-1, 1, 2), arriving),
+):
+    wide = torch.cat([whole, whole], 1)
+    plain, given = wide.clone().requires_grad_(), distribute_tensor(wide, mesh, [layout]).requires_grad_()
+    cut(plain).backward(taken)
+    cut(given).backward(distribute_tensor(taken, mesh, [back]))
+    expected.append(plain.grad.tolist())
+    observed.append(given.grad.full_tensor().tolist())
+report(expected, observed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -539,6 +540,36 @@ def test_implicit_replication(world: World) -> None:
             refused(sharded)
 
     world.run(body)
+
+
+@requirement(
+    "TP-MIX-01",
+    "In implicit_replication, a plain tensor with a DTensor counts as replicated, in results and gradients.",
+    source="torch.distributed.tensor.experimental.implicit_replication",
+)
+@pytest.mark.parametrize("when", ["inside", "before", "after", "after-an-error"])
+@pytest.mark.world(2)
+def test_nested_implicit_replication(world: World, when: str) -> None:
+    """Mix them inside of a second context, or in the first one before or after a second one."""
+
+    def body(rank: Rank) -> Any:
+        plain = numbers(4, 6).to(rank.device)
+        sharded = DTensor.from_local(part(plain, rank, Shard(0)).contiguous(), rank.mesh(), [Shard(0)])
+        with implicit_replication():
+            if when == "before":
+                found = sharded + plain
+            with suppress(KeyError), implicit_replication():
+                if when == "inside":
+                    found = sharded + plain
+                if when == "after-an-error":
+                    raise KeyError
+            if when.startswith("after"):
+                found = sharded + plain
+        with pytest.raises(RuntimeError, match="mixed"):
+            sharded + plain
+        return found.full_tensor().tolist()
+
+    assert_on_ranks([(numbers(4, 6) * 2).tolist()] * world.size, world.run(body))
 
 
 @requirement(

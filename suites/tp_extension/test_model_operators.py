@@ -722,3 +722,53 @@ def test_inference(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+READ_FOR_INFERENCE: dict[str, dict[str, Operator]] = {
+    "views": {
+        "t": lambda x: x.t(),
+        "transpose": lambda x: x.transpose(0, 1),
+        "row": lambda x: x[1],
+        "columns": lambda x: x[:, 2:4],
+        "view": lambda x: x.view(2, 2, 6),
+        "unsqueeze": lambda x: x.unsqueeze(0),
+        "split": lambda x: x.split(2, 1)[1],
+        "detach": lambda x: x.detach(),
+    },
+    "results": {
+        "sum": lambda x: x + x,
+        "product of a number": lambda x: x * 2,
+        "reduction": lambda x: x.sum(1),
+        "linear": lambda x: functional.linear(x, x),
+        "clone": lambda x: x.clone(),
+        "softmax": lambda x: x.softmax(1),
+    },
+}
+"""Functions of a matrix."""
+
+
+@requirement(
+    "TP-MODEL-04",
+    "An operator on DTensors gives the same result in inference mode, in which PyTorch does not split it into others.",
+    source="torch.inference_mode; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("kind", READ_FOR_INFERENCE)
+@pytest.mark.world(2)
+def test_made_before_inference(world: World, kind: str) -> None:
+    """Read in inference mode what was distributed before, with and without a gradient."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, whole = [], floats(4, 6).to(rank.device)
+        for layout, trained in itertools.product((Replicate(), Shard(0)), (False, True)):
+            own = distributed(whole, layout, rank, rank.mesh()).requires_grad_(trained)
+            for name, operator in READ_FOR_INFERENCE[kind].items():
+                case = f"{name} of {layout}"
+                with torch.inference_mode():
+                    try:
+                        if not right(operator(whole), operator(own)):
+                            wrong.append(case)
+                    except RuntimeError as error:
+                        wrong.append(f"{case}: {str(error).splitlines()[0]}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))

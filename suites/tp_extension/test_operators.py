@@ -29,6 +29,8 @@ IMAGES, KERNELS = floats(2, 3, 6), floats(4, 3, 3)
 LABELS = classes(7, 5)
 SPREAD = (torch.arange(35) * 11).remainder(37).sub(9).double().reshape(5, 7)
 """Numbers of which every row and column has another range."""
+POSITIONS = (torch.arange(3)[:, None] + 2 * torch.arange(7)).remainder(5)
+"""Rows of A, none twice for a column."""
 
 
 def _changed(row: int, column: int) -> torch.Tensor:
@@ -158,6 +160,18 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "sum of a part over columns": _scattered("scatter_add", 1, 2, 3),
         "few columns over rows": _scattered("scatter", -2, 5, 4),
         "few rows over columns": _scattered("scatter", 1, 3, 4),
+    },
+    "larger-sources": {
+        "scatter_add over rows": (lambda a, i, b: a.scatter_add(0, i, b), (A, POSITIONS, floats(5, 9, start=4))),
+        "scatter_add over columns": (
+            lambda a, i, b: a.scatter_add(-1, i, b),
+            (A, classes(7, 5, 4), floats(8, 6, start=4)),
+        ),
+    },
+    "sources": {
+        "more rows": (lambda a, i, b: a.scatter_add(0, i, b), (A, classes(5, 3, 7), floats(9, 7, start=4))),
+        "more columns": (lambda a, i, b: a.scatter(0, i, b), (A, POSITIONS, floats(5, 9, start=4))),
+        "maximum": (lambda a, i, b: a.scatter_reduce(0, i, b, "amax"), (A, POSITIONS, floats(5, 9, start=4))),
     },
     "gathers": {
         "gather of few rows over columns": (lambda a, i: a.gather(1, i), (A, classes(7, 3, 2))),
@@ -332,11 +346,15 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
 """Operators by family, each with its name, a function, and the operands."""
 
 
-REPLICATED, ROWS, COLUMNS, POSITIONS = Replicate(), Shard(0), Shard(1), Shard(2)
+REPLICATED, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 ONLY: dict[str, tuple[tuple[Placement, ...], ...]] = {
     "batches": ((REPLICATED, ROWS), (REPLICATED,)),
-    # Ranks abort for other placements: docs/findings/dtensor_convolution.py.
-    "convolution": ((REPLICATED, ROWS, POSITIONS), (REPLICATED, ROWS)),
+    **dict.fromkeys(
+        ("larger-sources", "sources"),
+        ((REPLICATED, ROWS, COLUMNS), (REPLICATED,), (REPLICATED, ROWS, COLUMNS)),
+    ),
+    # Ranks abort for other placements: docs/findings/dtensor_convolution.py, dtensor_convolution_of_width.py.
+    "convolution": ((REPLICATED, ROWS), (REPLICATED, ROWS)),
 }
 """The placements of each operand, for families that are not tried with all."""
 

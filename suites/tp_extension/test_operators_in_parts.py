@@ -285,6 +285,8 @@ SELECTED: dict[str, dict[str, tuple[Operator, torch.Tensor, Placement, Placement
     "select-from-the-end": {
         "select of a column": (lambda x: x.select(-1, 0), floats(2, 2), ROWS, None),
         "trapezoid": (lambda x: torch.trapezoid(x, dim=-1), floats(2, 2), ROWS, None),
+        "narrow": (lambda x: x.narrow(-1, 0, 2), floats(4, 4), R, COLUMNS),
+        "last columns": (lambda x: x[..., 2:], floats(4, 4), R, COLUMNS),
     },
     "pool-of-rows": {
         "pool": (lambda x: functional.adaptive_avg_pool2d(x, (5, 7)), floats(8, 8, 8), COLUMNS, COLUMNS),
