@@ -417,9 +417,9 @@ def test_squeezed(world: World) -> None:
                     continue
                 if not right(whole.squeeze(*given), found):
                     wrong.append(f"{case}: {tuple(found.shape)}, {found.placements}")
-                if isinstance(placement, Shard) and not sole:
-                    if found.placements != (Shard(placement.dim - len(earlier)),):
-                        wrong.append(f"{case}: no longer sharded, but {found.placements}")
+                kept = [Shard(placement.dim - len(earlier))] if isinstance(placement, Shard) else [placement]
+                if not sole and list(found.placements) != kept:
+                    wrong.append(f"{case}: {found.placements} and not {kept}")
                 if in_place and found is not x:
                     wrong.append(f"{case}: another DTensor")
         return wrong
