@@ -246,6 +246,70 @@ def test_functions_of_log_softmax(world: World, kind: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+SPELLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "function": lambda x, dim: nn.functional.log_softmax(x, dim),
+    "method": lambda x, dim: x.log_softmax(dim),
+    "operator": lambda x, dim: torch.log_softmax(x, dim=dim),
+    "module": lambda x, dim: nn.LogSoftmax(dim)(x),
+    "dtype": lambda x, dim: nn.functional.log_softmax(x, dim, dtype=torch.float32),
+}
+"""Calls that take log_softmax along a dimension."""
+
+
+@requirement(
+    "TP-LOSS-1400",
+    "In loss_parallel, log_softmax along the sharded dimension, counted from either end, has one device's values in "
+    "the same placements.",
+    source=f"{SOURCE}.loss_parallel; torch.nn.functional.log_softmax: dim",
+)
+@requirement(
+    "TP-LOSS-1401",
+    "In loss_parallel, the nll_loss of log_softmax along the classes, counted from either end, has one device's loss "
+    "and gradient.",
+    source=f"{SOURCE}.loss_parallel; torch.nn.functional: log_softmax, nll_loss",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2)
+def test_dimensions_of_log_softmax(world: World) -> None:
+    """Shard each dimension of logits of one to three, evenly or not; name it from the start and from the end."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for shape in (6,), (3, 5), (2, 6, 4):
+            logits = (numbers(*shape) * 7 % 11 / 4).double().to(rank.device)
+            calls = [("function", dim) for dim in range(-len(shape), len(shape))]
+            for name, dim in (*calls, *itertools.product(SPELLINGS, (-1, 0))):
+                function = SPELLINGS[name]
+                sharded = distribute_tensor(logits, rank.mesh(), [Shard(dim % len(shape))], src_data_rank=None)
+                with loss_parallel():
+                    found: Any = function(sharded, dim)
+                right = function(logits, dim)
+                if found.placements != sharded.placements or (found.dtype, found.shape) != (right.dtype, right.shape):
+                    wrong.append(f"{name} along {dim} of {shape}: {found.placements}, {found.dtype}, {found.shape}")
+                elif not torch.allclose(found.full_tensor(), right):
+                    wrong.append(f"{name} along {dim} of {shape} differs")
+            classes = min(1, len(shape) - 1)
+            targets = (numbers(*shape[:classes], *shape[classes + 1 :]) * 5 % shape[classes]).long().to(rank.device)
+            for dim in classes, classes - len(shape):
+                plain = logits.clone().requires_grad_()
+                right = nn.functional.nll_loss(plain.log_softmax(dim), targets, reduction="sum")
+                right.backward()
+                sharded = distribute_tensor(logits, rank.mesh(), [Shard(classes)], src_data_rank=None).requires_grad_()
+                with loss_parallel():
+                    probabilities = sharded.log_softmax(dim)
+                    found = nn.functional.nll_loss(
+                        probabilities, distributed(rank, targets, Replicate()), reduction="sum"
+                    )
+                    found.backward()
+                gradient: Any = sharded.grad
+                for what, one, other in (("loss", found, right), ("gradient", gradient, plain.grad)):
+                    if not torch.allclose(one.detach().full_tensor(), other.detach()):
+                        wrong.append(f"{what} of classes along {dim} of {shape} differs")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "TP-LOSS-01",
     "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",

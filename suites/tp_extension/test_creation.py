@@ -21,9 +21,9 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from fixtures.placements import MORE_OPERATORS, laid_out, part
+from fixtures.placements import MORE_OPERATORS, REDUCED, laid_out, part
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.limit import runs_with
 
@@ -398,6 +398,39 @@ def test_refused_parts(world: World) -> None:
                 DTensor.from_local(wrong, mesh, [Shard(0)], run_check=True)
 
     world.run(body)
+
+
+@requirement(
+    "TP-MAKE-1400",
+    "from_local or distribute_tensor refuses to make values pending by two operations on two mesh dimensions, but for "
+    "a sum with an average.",
+    source=f"{SOURCE}: DTensor.from_local, distribute_tensor; pytorch/pytorch#172609",
+)
+@pytest.mark.world(2)
+def test_pending_by_two_operations(world: World) -> None:
+    """Combine each two operations on two of three mesh dimensions, the other one replicated or sharded."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 1, 1, names=("dp", "cp", "tp")), []
+        for (first, second), between in itertools.product(
+            itertools.product(REDUCED, repeat=2), (Replicate(), Shard(0))
+        ):
+            allowed = first == second or {first, second} == {"sum", "avg"}
+            for placements in (Partial(first), between, Partial(second)), (Partial(first), Partial(second), between):
+                for make in DTensor.from_local, distribute_tensor:
+                    if allowed and make is distribute_tensor and "product" in (first, second):
+                        continue  # which are never distributed
+                    try:
+                        make(numbers(2, 3).to(rank.device), mesh, placements)
+                    except ValueError:
+                        if allowed:
+                            wrong.append(f"{make.__name__} refuses {placements}")
+                    else:
+                        if not allowed:
+                            wrong.append(f"{make.__name__} takes {placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -64,6 +65,63 @@ def test_gathered_is_contiguous(world: World) -> None:
             ):
                 if local.stride() != whole.stride() or not torch.equal(local, whole):
                     wrong.append(f"{name} of {shape} along {dim}: strides {local.stride()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+def parallelized(tensor: torch.Tensor, mesh: Any, dim: int) -> Any:
+    """Return the weight of a column-wise or row-wise layer that had a tensor as its weight."""
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight = nn.Parameter(tensor)
+    return parallelize_module(layer, mesh, (ColwiseParallel, RowwiseParallel)[dim](), src_data_rank=None).weight
+
+
+def partitioned(tensor: torch.Tensor, mesh: Any, dim: int) -> Any:
+    """Return the parameter of a module whose parameter a function of distribute_module has sharded."""
+
+    def partition(name: str, module: nn.Module, mesh: Any) -> None:
+        given: Any = module.weight
+        module.weight = nn.Parameter(distribute_tensor(given.data, mesh, [Shard(dim)], src_data_rank=None))
+
+    module = nn.Module()
+    module.weight = nn.Parameter(tensor)
+    return distribute_module(module, mesh, partition).weight
+
+
+CUTS: dict[str, Callable[[torch.Tensor, Any, int], Any]] = {
+    "distribute_tensor": lambda x, mesh, dim: distribute_tensor(x, mesh, [Shard(dim)], src_data_rank=None),
+    "from the end": lambda x, mesh, dim: distribute_tensor(x, mesh, [Shard(dim - 2)], src_data_rank=None),
+    "redistribute": lambda x, mesh, dim: DTensor.from_local(x, mesh, [WHOLE]).redistribute(placements=[Shard(dim)]),
+    "parallelize_module": parallelized,
+    "distribute_module": partitioned,
+}
+"""Ways to shard a tensor of which each rank has the whole, along one of two dimensions, without communication."""
+
+
+@requirement(
+    "TP-LAY-1400",
+    "A shard that a rank cuts from its own tensor has memory for its own elements alone, and stays when the tensor "
+    "changes.",
+    source="torch.distributed.tensor: distribute_tensor, DTensor.redistribute, distribute_module; "
+    "torch.distributed.tensor.parallel.parallelize_module: src_data_rank",
+)
+@pytest.mark.world(2, 3)
+def test_memory_of_shards(world: World) -> None:
+    """Cut rows and columns that ranks divide or not, or of which some ranks have none, then change the whole."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for (name, cut), shape, dim in itertools.product(CUTS.items(), ((6, 6), (7, 5), (1, 12)), (0, 1)):
+            whole = torch.arange(float(math.prod(shape)), device=rank.device).reshape(shape)
+            right = laid_out(whole, mesh, [Shard(dim)]).clone()
+            local = cut(whole, mesh, dim).to_local().detach()
+            whole.add_(1000)
+            case = f"{name}: {shape} along {dim}"
+            if local.untyped_storage().nbytes() != right.numel() * right.itemsize:
+                wrong.append(f"{case}: {local.untyped_storage().nbytes()} bytes")
+            if not torch.equal(local, right):
+                wrong.append(f"{case}: changed")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

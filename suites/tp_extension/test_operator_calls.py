@@ -383,9 +383,15 @@ SQUEEZED: tuple[tuple[int, ...] | None, ...] = (None, (0,), (1,), (-1,), (0, -1)
     "squeeze or squeeze_ that would remove the sharded dimension is right, or is refused and changes nothing.",
     source="torch.Tensor: squeeze, squeeze_; torch.distributed.tensor.DTensor; pytorch/pytorch#174136",
 )
+@requirement(
+    "TP-VIEW-1400",
+    "squeeze_ of a dimension before the sharded one gives a DTensor the plain tensor's shape, sharded one dimension "
+    "earlier for each that is gone.",
+    source="torch.Tensor.squeeze_; torch.distributed.tensor.DTensor; pytorch/pytorch#174136",
+)
 @pytest.mark.world(2)
 def test_squeezed(world: World) -> None:
-    """Shard dimensions of one, two or four elements. In place, remove only what is sharded, or nothing."""
+    """Shard dimensions of one, two or four elements. In place, remove what is sharded, one before it, or nothing."""
 
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
@@ -398,8 +404,9 @@ def test_squeezed(world: World) -> None:
             for placement in choices(whole):
                 case = f"{dims} of {shape}, {placement}, {in_place=}"
                 sole = isinstance(placement, Shard) and placement.dim in removed
-                if in_place and removed and not sole:
-                    continue
+                earlier = [i for i in removed if isinstance(placement, Shard) and i < placement.dim]
+                if in_place and removed and not sole and not earlier:
+                    continue  # as in dtensor_squeezed_in_place.py
                 x = distributed(whole.clone(), placement, rank, mesh)
                 before = x.to_local().clone()
                 try:
@@ -410,8 +417,11 @@ def test_squeezed(world: World) -> None:
                     continue
                 if not right(whole.squeeze(*given), found):
                     wrong.append(f"{case}: {tuple(found.shape)}, {found.placements}")
-                if placement.is_shard() and not sole and not found.placements[0].is_shard():
-                    wrong.append(f"{case}: no longer sharded")
+                kept = [Shard(placement.dim - len(earlier))] if isinstance(placement, Shard) else [placement]
+                if not sole and list(found.placements) != kept:
+                    wrong.append(f"{case}: {found.placements} and not {kept}")
+                if in_place and found is not x:
+                    wrong.append(f"{case}: another DTensor")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
