@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -585,3 +586,60 @@ def test_layouts_of_shards(world: World, layout: str, meshed: bool) -> None:
             assert_same(Layered.SLOPES, whole(model)["weight"].detach().cpu().contiguous(), f"{original=}")
 
     world.run(body)
+
+
+def _configured(model: Any, optimizer: Any, *, offload: bool) -> Any:
+    settings = FullStateDictConfig(), FullOptimStateDictConfig(rank0_only=False, offload_to_cpu=offload)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, *settings):
+        return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+
+
+GIVERS: dict[str, Callable[[Any, Any], Any]] = {
+    "there": lambda model, optimizer: _configured(model, optimizer, offload=False),
+    "offloaded": lambda model, optimizer: _configured(model, optimizer, offload=True),
+    "full_optim_state_dict": lambda model, optimizer: FullyShardedDataParallel.full_optim_state_dict(
+        model, optimizer, rank0_only=False
+    ),
+    "get_optimizer_state_dict": lambda model, optimizer: get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True)
+    ),
+    "get_optimizer_state_dict offloaded": lambda model, optimizer: get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    ),
+}
+"""What gives the full state of an optimizer under FSDP1: the last one on the first rank alone."""
+
+
+@requirement(
+    "TP-STATE-1307",
+    "Each function that returns the full state of an optimizer under FSDP gives every tensor of it its own values.",
+    source=f"{SOURCE}: optim_state_dict, full_optim_state_dict; torch.distributed.checkpoint.state_dict",
+)
+@pytest.mark.parametrize("giver", GIVERS)
+@pytest.mark.world(2)
+def test_full_states_of_optimizers(world: World, giver: str) -> None:
+    """Get the averages of Adam and of RMSprop, of parameters that are flat, original, or on every rank."""
+
+    def body(rank: Rank) -> None:
+        for original, strategy in (False, STRATEGIES[0]), (True, STRATEGIES[2]), (True, STRATEGIES[0]):
+            found, right = [], []
+            for make in torch.optim.Adam, lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5):
+                model = wrapped(rank, Two(), use_orig_params=original, sharding_strategy=strategy)
+                optimizer = make(model.parameters())
+                alone = Two()
+                expected = make(alone.parameters())
+                model(inputs(rank)).sum().backward()
+                alone(torch.full((1,), 1.5)).sum().backward()
+                optimizer.step()
+                expected.step()
+                state = GIVERS[giver](model, optimizer).get("state", {}).get("b", {})
+                found.append({name: _rounded(value) for name, value in state.items()})
+                right.append({name: _rounded(value) for name, value in expected.state[alone.b].items()})
+            if not giver.endswith(" offloaded") or rank.index == 0:
+                assert found == right, f"{original=}, {strategy.name}: {found}, not {right}"
+
+    world.run(body)
+
+
+def _rounded(value: Any) -> list[float]:
+    return sorted({round(number, 4) for number in torch.as_tensor(value).flatten().tolist()})
