@@ -11,7 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
@@ -91,6 +96,67 @@ def test_policies(world: World, collective: str) -> None:
             assert [len(g.collectives()) for g in (*tracer.forwards, *tracer.backwards)] == [1, count], name
 
     world.run(body)
+
+
+def saved(context: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    """Save what collectives return."""
+    return choose(CheckpointPolicy.MUST_SAVE, context, op, *arguments, **options)
+
+
+def contexts() -> Any:
+    """Make contexts that save what collectives return."""
+    return create_selective_checkpoint_contexts(saved)
+
+
+class Contexts:
+    """An object that makes such contexts when it is called, and by a method."""
+
+    def __call__(self) -> Any:
+        return contexts()
+
+    def made(self) -> Any:
+        """Make such contexts."""
+        return contexts()
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "function": contexts,
+    "partial": partial(create_selective_checkpoint_contexts, saved),
+    "default": noop_context_fn,
+    "method": Contexts().made,
+    "object": Contexts(),
+}
+"""The kinds of functions that checkpoint may be told to make contexts by."""
+
+
+@requirement(
+    "DYN-CKPT-1304",
+    "Compiled code has the gradients of uncompiled code with any callable that makes the contexts of a checkpoint, "
+    "also with the default one.",
+    source="torch.utils.checkpoint.checkpoint: context_fn (Callable)",
+)
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.world(2)
+def test_makers_of_contexts(world: World, maker: str) -> None:
+    """Checkpoint a region with a sum over the ranks; breaks are allowed."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        def region(w: torch.Tensor) -> torch.Tensor:
+            return COLLECTIVES["all_reduce"](w.detach() * (rank.index + 1)) * w * w
+
+        def checkpointed(w: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(region, w, use_reentrant=False, context_fn=MAKERS[maker])
+            return result.sum()
+
+        found = []
+        for function in checkpointed, dynamo.compiled(checkpointed, backend="aot_eager", fullgraph=False)[0]:
+            w = torch.arange(3.0, device=rank.device).requires_grad_()
+            function(w).backward()
+            assert w.grad is not None
+            found.append(w.grad.tolist())
+        return found
+
+    assert_on_ranks([[[0.0, 6.0, 24.0]] * 2] * 2, world.run(body))
 
 
 class Summed(nn.Module):

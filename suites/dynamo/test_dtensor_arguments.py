@@ -106,6 +106,53 @@ def test_changed_in_place(world: World, placement: Placement) -> None:
     world.run(body)
 
 
+CHANGES: dict[str, list[Callable[[Any, Any], Any]]] = {
+    "made": [
+        lambda d, other: (e := d * 1).mul_(3) + e,
+    ],
+    "given": [
+        lambda d, other: d.mul_(3) * 2,
+        lambda d, other: d.copy_(other) + other,
+    ],
+}
+"""Functions that change a DTensor in place that requires a gradient, by where it is from."""
+
+
+@requirement(
+    "DYN-DT-1303",
+    "Compiled code that changes a DTensor in place that requires a gradient has the gradient of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: mutations of inputs; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("of", CHANGES)
+@pytest.mark.world(2)
+def test_changed_with_gradient(world: World, of: str) -> None:
+    """Change an argument, or what the code makes of it, and use both the argument and the result in a loss."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2), []
+
+        def gradient(call: Callable[[Any, Any], Any]) -> list[float] | str:
+            local = torch.arange(4.0, device=rank.device).requires_grad_()
+            other = DTensor.from_local(torch.ones(4, device=rank.device), mesh, [ROWS], run_check=False)
+            given = DTensor.from_local(local, mesh, [ROWS], run_check=False) * 1
+            try:
+                result = call(given, other)
+                (result.to_local().sum() + 5 * given.to_local().sum()).backward()
+            except RuntimeError as error:
+                return " ".join(str(error).split())
+            assert local.grad is not None
+            return local.grad.tolist()
+
+        for number, function in enumerate(CHANGES[of]):
+            right, found = (gradient(call) for call in (function, dynamo.compiled(function, backend="aot_eager")[0]))
+            assert isinstance(right, list), right
+            if right != found:
+                wrong.append(f"{number}: {right} became {found}")
+        return wrong
+
+    assert_on_ranks([[]] * 2, world.run(body))
+
+
 USED: dict[str, list[tuple[Callable[[Any], Any], list[int]]]] = {
     "all": [
         (lambda d: (d * 2, d.sin()), [0, 1]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -496,3 +498,82 @@ def test_python_reducer(world: World) -> None:
         return gradient.flatten().tolist()
 
     assert_on_ranks([[], [1.5] * 4, [1.5] * 4], world.run(body))
+
+
+FILLED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "floats": (torch.float32, {}),
+    "told": (torch.int64, {"dtype": torch.int64}),
+    "integers": (torch.int64, {}),
+    "truths": (torch.bool, {}),
+    "complex": (torch.complex64, {}),
+}
+"""The dtype of a number that ranks agree on, and more arguments of torch.full."""
+
+
+@requirement(
+    "DYN-FORM-1305",
+    "In compiled code, torch.full with a tensor that ranks agreed on has the dtype of that tensor, as uncompiled.",
+    source="torch.full: dtype, inferred from the dtype of fill_value; torch.compile",
+)
+@pytest.mark.parametrize("of", FILLED)
+@pytest.mark.world(2)
+def test_filled(world: World, of: str) -> None:
+    """Fill a tensor with the sum or the conjunction of ranks' numbers."""
+    dtype, options = FILLED[of]
+
+    def fill(number: torch.Tensor) -> torch.Tensor:
+        agreed = functional.all_gather_tensor(number, 0, dist.group.WORLD)
+        return torch.full((2,), agreed.all() if dtype is torch.bool else agreed.sum(), **options)
+
+    def body(rank: Rank) -> list[str]:
+        number = torch.full((1,), rank.index + 1, dtype=dtype, device=rank.device)
+        return [str(function(number)) for function in (fill, dynamo.compiled(fill, backend="eager")[0])]
+
+    for right, found in world.run(body):
+        assert found == right, f"{right} became {found}"
+
+
+QUEUES: dict[str, Callable[[], deque[float]]] = {
+    "unlimited": lambda: deque([1.0, 2.0]),
+    "not full": lambda: deque([1.0, 2.0], maxlen=8),
+    "full": lambda: deque([1.0, 2.0], maxlen=2),
+}
+"""Queues of numbers that a step keeps."""
+
+APPENDED: list[Callable[[deque[float]], Any]] = [
+    lambda queue: queue.append(4.0),
+    lambda queue: queue.appendleft(4.0),
+    lambda queue: queue.extend([4.0, 8.0]),
+]
+"""How a number comes into a queue."""
+
+
+@requirement(
+    "DYN-FORM-1306",
+    "Compiled code that puts numbers into a deque finds in it what uncompiled code does, also with a limited length.",
+    source="torch.compile: side effects; collections.deque: maxlen",
+)
+@pytest.mark.parametrize("kind", QUEUES)
+@pytest.mark.world(2)
+def test_queues(world: World, kind: str) -> None:
+    """Keep the last numbers in a deque, and multiply a sum over ranks by what it has."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for number, put in enumerate(APPENDED):
+
+            def step(x: torch.Tensor, queue: deque[float], put: Any = put) -> list[torch.Tensor]:
+                put(queue)
+                total = functional.all_reduce(x, "sum", dist.group.WORLD)
+                return [total * queue[0], total * queue[-1], total * len(queue)]
+
+            outcomes = []
+            for function in step, dynamo.compiled(step, backend="eager")[0]:
+                queue = QUEUES[kind]()
+                results = function(torch.ones(1, device=rank.device), queue)
+                outcomes.append(([result.item() for result in results], list(queue), queue.maxlen))
+            if outcomes[0] != outcomes[1]:
+                wrong.append(f"{number}: {outcomes[0]} became {outcomes[1]}")
+        return wrong
+
+    assert_on_ranks([[]] * 2, world.run(body))

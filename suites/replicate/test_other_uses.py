@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import Undefined, layer
@@ -584,3 +586,63 @@ def test_nested(world: World) -> None:
                         model.zero_grad()
 
     world.run(body)
+
+
+class Sloped(nn.Module):
+    """The sum of a weight, each element of which has a gradient of its own, for an input of 1 that of `SLOPES`."""
+
+    SLOPES = torch.arange(24.0).view(2, 3, 2, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3, 2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` times the weighted sum."""
+        return (self.weight * self.SLOPES.to(x.device)).sum() * x
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    "to channels last": lambda module: module.to(memory_format=torch.channels_last),
+    "to contiguous": lambda module: module.to(memory_format=torch.contiguous_format),
+    "ZeroRedundancyOptimizer": lambda module: ZeroRedundancyOptimizer(
+        module.parameters(), torch.optim.SGD, lr=0.5, parameters_as_bucket_view=True
+    ),
+}
+"""What changes how a module's parameters lie in memory: the optimizer makes them parts of a contiguous tensor."""
+
+
+@requirement(
+    "DDP-FORMAT-1308",
+    "Gradients under DDP are averages by element, also after the strides of parameters changed.",
+    source="torch/csrc/distributed/c10d/reducer.cpp: 'param's strides changed since DDP was constructed', no error; "
+    "torch.distributed.optim.ZeroRedundancyOptimizer: parameters_as_bucket_view",
+)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda given: next(iter(given), "default"))
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.world(2)
+def test_strides_changed(world: World, change: str, when: str, options: dict[str, Any]) -> None:
+    """Change them before or after DDP is made, and look at gradients of three steps."""
+
+    def body(rank: Rank) -> list[int]:
+        module = Sloped().to(rank.device)
+        if change != "to channels last":
+            module.to(memory_format=torch.channels_last)
+        strides = module.weight.stride()
+        if when == "before":
+            CHANGES[change](module)
+        model = DistributedDataParallel(module, **options)
+        if when == "after":
+            CHANGES[change](module)
+        assert module.weight.stride() != strides
+        wrong = []
+        for step in range(3):
+            model.zero_grad()
+            model(torch.full((1,), 1.0 + rank.index, device=rank.device)).sum().backward()
+            assert module.weight.grad is not None
+            if not torch.equal(module.weight.grad.cpu(), 1.5 * Sloped.SLOPES):
+                wrong.append(step)
+        return wrong
+
+    assert_on_ranks([[]] * 2, world.run(body))

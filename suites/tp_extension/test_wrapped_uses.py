@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -23,9 +24,15 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
 
+<<<<<<< HEAD
 from fixtures.wrapped import STRATEGIES, Two, Weight, inputs, own, whole, wrapped
 from harness import Rank, World, assert_on_ranks, requirement
+=======
+from fixtures.wrapped import STRATEGIES, Two, Weight, gathered, inputs, whole, wrapped
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
+>>>>>>> f-states
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 SCALER = "torch/distributed/fsdp/sharded_grad_scaler.py: ShardedGradScaler"
@@ -516,3 +523,168 @@ def test_parameter_without_rows(world: World, kind: str) -> None:
         return found
 
     assert_on_ranks([[{"empty": [], "other": [1.0] * 4}] * 2] * 2, world.run(body))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.Tensor.contiguous,
+    "channels last": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1),
+}
+"""How the elements of a parameter may lie in memory."""
+
+
+class Layered(nn.Module):
+    """The sum of a weight, each element of which has a gradient of its own, for an input of 1 that of `SLOPES`."""
+
+    SLOPES = torch.arange(24.0).view(2, 3, 2, 2)
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(LAYOUTS[layout](torch.ones(2, 3, 2, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` times the weighted sum."""
+        return (self.weight * self.SLOPES.to(x.device)).sum() * x
+
+
+@requirement(
+    "TP-WRAP-1300",
+    "A parameter trains under FSDP as it does alone, however its elements lie in memory, as channels last.",
+    source=f"{SOURCE}; pytorch/pytorch#137382",
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.world(2)
+def test_layouts_trained(world: World, layout: str, strategy: ShardingStrategy, original: bool) -> None:
+    """Take two steps, with gradients that differ by element."""
+
+    def body(rank: Rank) -> None:
+        model = wrapped(rank, Layered(layout), use_orig_params=original, sharding_strategy=strategy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(inputs(rank)).sum().backward()
+            optimizer.step()
+        right = 1 - 0.25 * (1 + 1.5) * 1.5 * Layered.SLOPES  # gradients are 1.5 times the slopes
+        assert_same(right, whole(model)["weight"].detach().cpu().contiguous(), "weight")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-1301",
+    "An optimizer's state that is saved and loaded under FSDP is the same, however parameters lie in memory.",
+    source=f"{SOURCE}: optim_state_dict, optim_state_dict_to_load; pytorch/pytorch#137382",
+)
+@pytest.mark.parametrize("kind", ["FULL", "SHARDED"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.world(2)
+def test_layouts_of_optimizers(world: World, layout: str, kind: str) -> None:
+    """Load momenta that differ by element into a new optimizer; sharded ones are DTensors."""
+
+    def body(rank: Rank) -> None:
+        for original in (False, True):
+            model = wrapped(rank, Layered(layout), use_orig_params=original, device_mesh=rank.mesh(2))
+            model(inputs(rank)).sum().backward()
+            old, new = (torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5) for _ in range(2))
+            old.step()
+            own = (
+                {}
+                if kind == "SHARDED"
+                else {"state_dict_config": FullStateDictConfig(), "optim_state_dict_config": WHOLE}
+            )
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType[f"{kind}_STATE_DICT"], **own):
+                saved = FullyShardedDataParallel.optim_state_dict(model, old)
+                new.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, new, saved))
+            for one, other in zip(old.state.values(), new.state.values(), strict=True):
+                assert_same(one["momentum_buffer"], other["momentum_buffer"], f"{original=}")
+            momentum = saved["state"]["weight"]["momentum_buffer"]
+            momentum = gathered(momentum) if isinstance(momentum, DTensor) else momentum
+            assert_same(1.5 * Layered.SLOPES, momentum.cpu().contiguous(), f"saved, {original=}")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-DICT-1302",
+    "A sharded state dict can be saved and loaded, however the parameters lie in memory.",
+    source=f"{SOURCE}.state_dict; pytorch/pytorch#137382",
+)
+@pytest.mark.parametrize("meshed", [True, False], ids=["mesh", "group"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.world(2)
+def test_layouts_of_shards(world: World, layout: str, meshed: bool) -> None:
+    """Save a weight that differs by element as DTensors or as sharded tensors, and load it again."""
+
+    def body(rank: Rank) -> None:
+        for original in (False, True):
+            module = Layered(layout)
+            module.weight.data.copy_(Layered.SLOPES)
+            on = {"device_mesh": rank.mesh(2)} if meshed else {}
+            model = wrapped(rank, module, use_orig_params=original, **on)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+                state = {name: value.clone() for name, value in model.state_dict().items()}
+                for p in model.parameters():
+                    p.data.zero_()
+                model.load_state_dict(state)
+            assert_same(Layered.SLOPES, whole(model)["weight"].detach().cpu().contiguous(), f"{original=}")
+
+    world.run(body)
+
+
+def _configured(model: Any, optimizer: Any, *, offload: bool) -> Any:
+    settings = FullStateDictConfig(), FullOptimStateDictConfig(rank0_only=False, offload_to_cpu=offload)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, *settings):
+        return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+
+
+GIVERS: dict[str, Callable[[Any, Any], Any]] = {
+    "there": lambda model, optimizer: _configured(model, optimizer, offload=False),
+    "offloaded": lambda model, optimizer: _configured(model, optimizer, offload=True),
+    "full_optim_state_dict": lambda model, optimizer: FullyShardedDataParallel.full_optim_state_dict(
+        model, optimizer, rank0_only=False
+    ),
+    "get_optimizer_state_dict": lambda model, optimizer: get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True)
+    ),
+    "get_optimizer_state_dict offloaded": lambda model, optimizer: get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    ),
+}
+"""What gives the full state of an optimizer under FSDP1: the last one on the first rank alone."""
+
+
+@requirement(
+    "TP-STATE-1307",
+    "Each function that returns the full state of an optimizer under FSDP gives every tensor of it its own values.",
+    source=f"{SOURCE}: optim_state_dict, full_optim_state_dict; torch.distributed.checkpoint.state_dict",
+)
+@pytest.mark.parametrize("giver", GIVERS)
+@pytest.mark.world(2)
+def test_full_states_of_optimizers(world: World, giver: str) -> None:
+    """Get the averages of Adam and of RMSprop, of parameters that are flat, original, or on every rank."""
+
+    def body(rank: Rank) -> None:
+        for original, strategy in (False, STRATEGIES[0]), (True, STRATEGIES[2]), (True, STRATEGIES[0]):
+            found, right = [], []
+            for make in torch.optim.Adam, lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5):
+                model = wrapped(rank, Two(), use_orig_params=original, sharding_strategy=strategy)
+                optimizer = make(model.parameters())
+                alone = Two()
+                expected = make(alone.parameters())
+                model(inputs(rank)).sum().backward()
+                alone(torch.full((1,), 1.5)).sum().backward()
+                optimizer.step()
+                expected.step()
+                state = GIVERS[giver](model, optimizer).get("state", {}).get("b", {})
+                found.append({name: _rounded(value) for name, value in state.items()})
+                right.append({name: _rounded(value) for name, value in expected.state[alone.b].items()})
+            if not giver.endswith(" offloaded") or rank.index == 0:
+                assert found == right, f"{original=}, {strategy.name}: {found}, not {right}"
+
+    world.run(body)
+
+
+def _rounded(value: Any) -> list[float]:
+    return sorted({round(number, 4) for number in torch.as_tensor(value).flatten().tolist()})
