@@ -26,13 +26,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
-<<<<<<< HEAD
-from fixtures.wrapped import STRATEGIES, Two, Weight, inputs, own, whole, wrapped
-from harness import Rank, World, assert_on_ranks, requirement
-=======
-from fixtures.wrapped import STRATEGIES, Two, Weight, gathered, inputs, whole, wrapped
+from fixtures.wrapped import STRATEGIES, Two, Weight, gathered, inputs, own, whole, wrapped
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
->>>>>>> f-states
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 SCALER = "torch/distributed/fsdp/sharded_grad_scaler.py: ShardedGradScaler"
