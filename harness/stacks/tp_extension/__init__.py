@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -56,6 +57,7 @@ __all__ = [
     "gradients",
     "group_of",
     "is_flattened",
+    "joined_shards",
     "listed_spec",
     "mesh_shape",
     "parameters",
@@ -143,6 +145,14 @@ def chunk_spec(dim: int, placements: Sequence[str]) -> ChunkShardingSpec:
 def listed_spec(shards: Sequence[tuple[Sequence[int], Sequence[int], str]]) -> EnumerableShardingSpec:
     """Return the spec of a tensor with these shards, each given as offsets, sizes and a placement."""
     return EnumerableShardingSpec([ShardMetadata([*offsets], [*sizes], at) for offsets, sizes, at in shards])
+
+
+def joined_shards(
+    rank: int, shards: Sequence[tuple[torch.Tensor, Sequence[int]]], size: Sequence[int], **options: Any
+) -> ShardedTensor:
+    """Return a tensor of a size, of which this rank has shards, each given as a tensor and its offsets."""
+    own = [sharded_tensor.Shard.from_tensor_and_offsets(tensor, [*offsets], rank) for tensor, offsets in shards]
+    return sharded_tensor.init_from_local_shards(own, *size, **options)
 
 
 def parts(size: int) -> list[int]:
