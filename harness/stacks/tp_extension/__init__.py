@@ -12,9 +12,10 @@ from torch import nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -151,8 +152,8 @@ def joined_shards(
     rank: int, shards: Sequence[tuple[torch.Tensor, Sequence[int]]], size: Sequence[int], **options: Any
 ) -> ShardedTensor:
     """Return a tensor of a size, of which this rank has shards, each given as a tensor and its offsets."""
-    own = [sharded_tensor.Shard.from_tensor_and_offsets(tensor, [*offsets], rank) for tensor, offsets in shards]
-    return sharded_tensor.init_from_local_shards(own, *size, **options)
+    own = [LocalShard.from_tensor_and_offsets(tensor, [*offsets], rank) for tensor, offsets in shards]
+    return init_from_local_shards(own, *size, **options)
 
 
 def parts(size: int) -> list[int]:
