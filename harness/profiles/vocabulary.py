@@ -118,7 +118,7 @@ FEATURES: Mapping[str, Mapping[str, Feature]] = {
     },
     "tp_extension": {
         "hybrid": Feature("replicas of shards", ("TP-HYB", "TP-STATE-10")),
-        "sharded_tensors": Feature("ShardedTensor", ("TP-BOX", "TP-EXT-06", "TP-EXT-07")),
+        "sharded_tensors": Feature("ShardedTensor", ("TP-BOX", "TP-EXT-06", "TP-EXT-07", "TP-TENSOR")),
         "state_dicts": Feature("state dicts of models and optimizers", ("TP-STATE",)),
         "streams": Feature("streams of the device", ("TP-EXT-08",)),
     },

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fixtures.states import assert_equal
 from harness import Rank, World, requirement
@@ -213,3 +214,47 @@ def why(reader: Any, **of_rank: int) -> str:
     with pytest.raises((OSError, EOFError, pickle.UnpicklingError)) as caught:
         reader.read_metadata(**of_rank)
     return str(caught.value)
+
+
+SIZES: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]] = {
+    "vector": ((8,), [(4,), (9,), (0,), (2, 4), (8, 1), ()]),
+    "matrix": ((4, 6), [(2, 6), (4, 3), (6, 4), (24,), (5, 6)]),
+    "scalar": ((), [(1,), (2,)]),
+    "empty": ((0, 3), [(1, 3), (0, 2)]),
+}
+"""Sizes of tensors that are saved, and others into which they are loaded."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1709",
+    "Loading into a tensor of another size than the saved one raises an error that has its name, while no tensor "
+    "changes.",
+    source=f"{SOURCE}: load; torch/distributed/checkpoint/default_planner.py: 'Size mismatch'",
+)
+@pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
+@pytest.mark.world(2)
+def test_other_sizes(world: World, tmp_path: Path, partial: bool) -> None:
+    """Load into smaller and larger tensors, and ones of other dimensions, that are sharded or not."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+
+        def kinds(size: tuple[int, ...]) -> dict[str, torch.Tensor]:
+            made = {"plain": torch.ones(size, device=rank.device)}
+            return made | ({"sharded": distribute_tensor(made["plain"], mesh, [Shard(0)])} if size else {})
+
+        saved = {f"{name} {kind}": made for name, (size, _) in SIZES.items() for kind, made in kinds(size).items()}
+        checkpoint.save({"kept": torch.ones(2), **saved}, checkpoint_id=tmp_path)
+        for name, (_, others) in SIZES.items():
+            for size in others:
+                for kind, made in kinds(size).items():
+                    if (which := f"{name} {kind}") not in saved:
+                        continue
+                    state = {"kept": torch.zeros(2), which: made.mul_(2)}
+                    planner = checkpoint.DefaultLoadPlanner(allow_partial_load=partial)
+                    with pytest.raises(checkpoint.CheckpointException, match=which):
+                        checkpoint.load(state, checkpoint_id=tmp_path, planner=planner)
+                    local = [each.to_local() if isinstance(each, DTensor) else each for each in state.values()]
+                    assert [each.unique().tolist() for each in local] in ([[0.0], [2.0]], [[0.0], []]), (which, size)
+
+    world.run(body)

@@ -178,6 +178,50 @@ def test_converted(world: World, tmp_path: Path, momentum: float) -> None:
     assert_on_ranks([["param_groups", "state"]] * world.size, world.run(body))
 
 
+WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flattened": ({}, {}),
+    "unflattened": ({"flatten_state_dict": False}, {}),
+    "unflattened files": ({"flatten_state_dict": False}, {"single_file_per_rank": False}),
+    "unflattened threads": ({"flatten_state_dict": False}, {"thread_count": 2}),
+    "unflattened and kept": ({"flatten_state_dict": False, "enable_plan_caching": True}, {}),
+    "kept": ({"enable_plan_caching": True}, {}),
+    "of the lowest rank": ({"dedup_save_to_lowest_rank": True}, {}),
+    "files": ({}, {"single_file_per_rank": False}),
+    "threads": ({}, {"thread_count": 2}),
+}
+"""Options of planners and of writers."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1710",
+    "A checkpoint that is converted to a file of torch.save has the whole state that was saved, however it was saved.",
+    source=f"{SOURCE}.format_utils: dcp_to_torch_save; DefaultSavePlanner: flatten_state_dict; FileSystemWriter",
+)
+@pytest.mark.world(2)
+def test_converted_ways(world: World, tmp_path: Path) -> None:
+    """Save sharded tensors, plain ones and other values with every option, and convert that on each rank."""
+
+    def body(rank: Rank) -> None:
+        for name, (planning, writing) in WRITTEN.items():
+            deeper = {"tensor": torch.ones(3), "empty": torch.zeros(0, 2), "listed": [1, {"a": 2}], "text": "a"}
+            state: dict[str, Any] = {
+                **model(rank).state_dict(),
+                "plain": torch.arange(4.0),
+                "step": 7,
+                "deeper": deeper,
+            }
+            checkpoint.save(
+                state,
+                storage_writer=checkpoint.FileSystemWriter(tmp_path / name, sync_files=False, **writing),
+                planner=checkpoint.DefaultSavePlanner(**planning),
+            )
+            file = tmp_path / f"{name} {rank.index}.pt"
+            dcp_to_torch_save(tmp_path / name, file)
+            assert_equal(whole(state), torch.load(file, weights_only=False), name)
+
+    world.run(body)
+
+
 @requirement(
     "RFSDP-CHECKPOINT-485",
     "BroadcastingTorchSaveReader gives each rank its part of what rank 0 reads from a file of torch.save.",
@@ -690,5 +734,66 @@ def test_saved_asynchronously(world: World, tmp_path: Path) -> None:
                 loaded = {"model": model(rank, -2.0).state_dict(), **progress(5)}
                 checkpoint.load(loaded, checkpoint_id=folder)
                 assert_equal(right, whole(loaded), what)
+
+    world.run(body)
+
+
+class Waiting(checkpoint.DefaultSavePlanner):
+    """A planner that waits before it plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.goes_on = threading.Event(), threading.Event()
+
+    def create_local_plan(self) -> Any:
+        """Plan what this rank saves, after it was told to."""
+        self.waits.set()
+        assert self.goes_on.wait(10)
+        return super().create_local_plan()
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1711",
+    "While an asynchronous save stages its state, an earlier one with the same writer goes on to its own folder.",
+    source=f"{SOURCE}.async_save: 'first de-stages the state_dict ... and then calls the save in a separate thread'",
+)
+@pytest.mark.parametrize("when", ["at-once", "later"])
+@pytest.mark.world(2)
+def test_writer_of_two_saves(world: World, tmp_path: Path, when: str) -> None:
+    """The first save ends while the second one stages, in the call or in a future that is awaited."""
+
+    def body(rank: Rank) -> None:
+        planner, writer = Waiting(), checkpoint.FileSystemWriter(tmp_path / "none", sync_files=False)
+        mine, options = tmp_path / f"{rank.index}", {"storage_writer": writer, "no_dist": True}
+
+        class During(AsyncStager):
+            """A stager that stages nothing before the first save has ended."""
+
+            def stage(self, state_dict: Any) -> Any:
+                """Let the first save end, or return a future."""
+                if when == "later":
+                    self.future: Future[Any] = Future()
+                    return self.future
+                planner.goes_on.set()
+                first.result()
+                return state_dict
+
+        first: Any = checkpoint.async_save(
+            {"a": torch.ones(3)}, checkpoint_id=mine / "first", planner=planner, **options
+        )
+        assert planner.waits.wait(10)
+        stager = During()
+        second: Any = checkpoint.async_save(
+            {"a": torch.full((3,), 2.0)}, checkpoint_id=mine / "second", async_stager=stager, **options
+        )
+        if when == "later":
+            planner.goes_on.set()
+            first.result()
+            stager.future.set_result({"a": torch.full((3,), 2.0)})
+        getattr(second, "upload_completion", second).result()
+        for name, value in {"first": 1.0, "second": 2.0}.items():
+            loaded = {"a": torch.zeros(3)}
+            checkpoint.load(loaded, checkpoint_id=mine / name, no_dist=True)
+            assert loaded["a"].tolist() == [value] * 3, name
 
     world.run(body)

@@ -13,7 +13,9 @@ from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -56,6 +58,7 @@ __all__ = [
     "gradients",
     "group_of",
     "is_flattened",
+    "joined_shards",
     "listed_spec",
     "mesh_shape",
     "parameters",
@@ -143,6 +146,14 @@ def chunk_spec(dim: int, placements: Sequence[str]) -> ChunkShardingSpec:
 def listed_spec(shards: Sequence[tuple[Sequence[int], Sequence[int], str]]) -> EnumerableShardingSpec:
     """Return the spec of a tensor with these shards, each given as offsets, sizes and a placement."""
     return EnumerableShardingSpec([ShardMetadata([*offsets], [*sizes], at) for offsets, sizes, at in shards])
+
+
+def joined_shards(
+    rank: int, shards: Sequence[tuple[torch.Tensor, Sequence[int]]], size: Sequence[int], **options: Any
+) -> ShardedTensor:
+    """Return a tensor of a size, of which this rank has shards, each given as a tensor and its offsets."""
+    own = [LocalShard.from_tensor_and_offsets(tensor, [*offsets], rank) for tensor, offsets in shards]
+    return init_from_local_shards(own, *size, **options)
 
 
 def parts(size: int) -> list[int]:

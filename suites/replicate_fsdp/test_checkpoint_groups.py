@@ -1,0 +1,134 @@
+"""Distributed checkpoints that some of the ranks save within their group, or each rank alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from fixtures.states import assert_equal, whole
+from fixtures.tensors import numbers
+from harness import Rank, World, requirement
+
+SOURCE = "torch.distributed.checkpoint"
+GROUPS = [[0, 2], [1, 2], [2]]
+"""Ranks of groups, with rank 0 and without it."""
+
+
+class Failing(checkpoint.DefaultSavePlanner):
+    """A planner that fails in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def create_local_plan(self) -> Any:
+        """Plan what this rank saves."""
+        if self.where == "local":
+            raise OSError("no local plan")
+        return super().create_local_plan()
+
+    def create_global_plan(self, all_plans: Any) -> Any:
+        """Plan what all ranks save."""
+        if self.where == "global":
+            raise OSError("no global plan")
+        return super().create_global_plan(all_plans)
+
+    def resolve_data(self, write_item: Any) -> Any:
+        """Return the data of an item."""
+        if self.where == "data":
+            raise OSError("no data")
+        return super().resolve_data(write_item)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1703",
+    "The ranks of a group save and load a checkpoint without the others, whichever ranks they are.",
+    source=f"{SOURCE}: save, load, async_save: process_group",
+)
+@requirement(
+    "RFSDP-CHECKPOINT-1704",
+    "If one rank of a group cannot save its checkpoint, every rank of the group raises its error.",
+    source=f"{SOURCE}: save: process_group; torch/distributed/checkpoint/utils.py: 'all ranks will observe those'",
+)
+@pytest.mark.world(3)
+def test_groups(world: World, tmp_path: Path) -> None:
+    """Save and load tensors that the group shards, in turn with groups that have rank 0 or not."""
+
+    def body(rank: Rank) -> None:
+        for number, ranks in enumerate(GROUPS):
+            group = dist.new_group(ranks, use_local_synchronization=False)
+            if rank.index not in ranks:
+                continue
+            mesh = DeviceMesh.from_group(group, rank.device.type)
+
+            def made(factor: float, mesh: DeviceMesh = mesh) -> dict[str, Any]:
+                sharded = distribute_tensor(numbers(5, 2).to(rank.device) * factor, mesh, [Shard(0)])
+                own = torch.full((2,), factor + rank.index, device=rank.device)
+                return {"sharded": sharded, "both": {"of all": factor}, f"own {rank.index}": own}
+
+            for name, save in {"save": checkpoint.save, "async_save": checkpoint.async_save}.items():
+                folder = tmp_path / f"{name} {number}"
+                result: Any = save(made(1.0), checkpoint_id=folder, process_group=group)
+                if name == "async_save":
+                    result.result()
+                loaded = made(-2.0)
+                checkpoint.load(loaded, checkpoint_id=folder, process_group=group)
+                assert_equal(whole(made(1.0)), whole(loaded), f"{name} of ranks {ranks}")
+            for where, failing in (("local", ranks[-1]), ("global", min(ranks)), ("data", ranks[0])):
+                planner = Failing(where if failing == rank.index or where == "global" else "")
+                with pytest.raises(checkpoint.CheckpointException, match=f"no {where}"):
+                    checkpoint.save(
+                        made(1.0), checkpoint_id=tmp_path / f"{where} {number}", process_group=group, planner=planner
+                    )
+
+    world.run(body)
+
+
+PLACEMENTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Placement]]] = {
+    "rows": ((2,), (4, 3), [Shard(0)]),
+    "columns": ((2,), (4, 3), [Shard(1)]),
+    "uneven": ((2,), (5,), [Shard(0)]),
+    "replicated": ((2,), (4,), [Replicate()]),
+    "two dimensions": ((2, 1), (4, 2), [Shard(1), Shard(0)]),
+}
+"""A mesh, a size and placements of what is saved."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1705",
+    "A rank that saves alone saves its part of a sharded tensor, which it can load alone.",
+    source=f"{SOURCE}: save, load: no_dist: 'a checkpoint on a single rank/process'",
+)
+@pytest.mark.world(2)
+def test_alone(world: World, tmp_path: Path) -> None:
+    """Save tensors with several placements, at once or later, and load them into such tensors."""
+
+    def body(rank: Rank) -> None:
+        def made(factor: float) -> dict[str, Any]:
+            state: dict[str, Any] = {"rank": rank.index + factor}
+            for name, (shape, size, placements) in PLACEMENTS.items():
+                mesh = rank.mesh(*shape)
+                state[name] = distribute_tensor(numbers(*size).to(rank.device) * factor, mesh, placements)
+            return state
+
+        for name, save in {"save": checkpoint.save, "async_save": checkpoint.async_save}.items():
+            folder = tmp_path / f"{name} {rank.index}"
+            result: Any = save(made(1.0), checkpoint_id=folder, no_dist=True)
+            if name == "async_save":
+                result.result()
+            loaded = made(-2.0)
+            checkpoint.load(loaded, checkpoint_id=folder, no_dist=True)
+            assert_equal(local(made(1.0)), local(loaded), name)
+
+    world.run(body)
+
+
+def local(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with this rank's parts in place of its DTensors."""
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
