@@ -672,8 +672,8 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     },
 }
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
-if runs_with("<2.13"):  # which has no backward of the one, and gathers the other
-    del FREE["interpolate"], FREE["scatter"]
+if runs_with("<2.13"):  # which has no backward of the one, and gathers the others
+    del FREE["interpolate"], FREE["scatter"], FREE["largest of each row"]
     FREE = {name: operator for name, operator in FREE.items() if "nll_loss" not in name}  # whose backward it adds up
 if runs_with(">=2.14"):  # which counts the targets of all ranks first, and gathers what a distance is of
     del FREE["mean of cross_entropy"], FREE["dist"]
