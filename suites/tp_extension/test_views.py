@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from fixtures.operators import choices, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS
@@ -60,6 +60,37 @@ def test_shared_memory(world: World) -> None:
                     found.zero_()
                     if not right(torch.zeros_like(whole), own):
                         wrong.append(f"{case}: a copy")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-VIEW-1101",
+    "view() of a DTensor as another type of the same size has the same bits and placements, and shares its memory.",
+    source="torch.Tensor.view(dtype): the returned tensor shares the same data; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64], ids=str)
+@pytest.mark.world(2)
+def test_other_types(world: World, dtype: torch.dtype) -> None:
+    """View replicas and shards of float64, even and uneven ones, as another type, and write zeros to the view."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape in (4,), (4, 6), (5, 3):
+            whole = floats(*shape).to(rank.device)
+            for layout in (Replicate(), *map(Shard, range(whole.dim()))):
+                case, own = f"{shape} of {layout}", distributed(whole.clone(), layout, rank, mesh)
+                try:
+                    found = own.view(dtype)
+                except (NotImplementedError, RuntimeError) as e:
+                    wrong.append(f"{case}: {str(e).splitlines()[0]}")
+                    continue
+                if found.placements != (layout,) or not torch.equal(whole.view(dtype), found.full_tensor()):
+                    wrong.append(f"{case}: {found.placements}")
+                found.zero_()
+                if not right(torch.zeros_like(whole), own):
+                    wrong.append(f"{case}: a copy")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
