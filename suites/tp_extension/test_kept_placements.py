@@ -133,6 +133,32 @@ SINCE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], Placement]] = 
     "foreach sum in place": (_added_in_place, (A, B), (SUM, SUM), SUM),
 }
 """Those that PyTorch 2.13 keeps as they are, and that earlier ones gather or reduce."""
+LINEAR: dict[str, Operator] = {
+    "negative": torch.neg,
+    "negative in place": lambda a: a.neg_(),
+    "positive": torch.positive,
+    "multiple": lambda a: 3 * a,
+    "multiple in place": lambda a: a.mul_(3),
+    "multiple by a plain number": lambda a: a * torch.tensor(3.0, dtype=torch.float64),
+    "part": lambda a: a / 4,
+    "part in place": lambda a: a.div_(4),
+    "sum with itself": lambda a: torch.add(a, a, alpha=3),
+    "sum with itself in place": lambda a: a.add_(a * 2),
+    "difference": lambda a: a * 3 - a,
+    "difference in place": lambda a: a.sub_(a * 3),
+    "reversed difference": lambda a: torch.rsub(a, a, alpha=3),
+    "conversion": lambda a: a.float(),
+    "real part": torch.real,
+    "reversed": lambda a: a.flip(0),
+    "rolled": lambda a: a.roll(1, 0),
+    "joined": lambda a: torch.cat([a, a]),
+    "stacked": lambda a: torch.stack([a, -a]),
+    "repeated": lambda a: a.repeat(2, 1),
+    "padded": lambda a: functional.pad(a, (1, 1)),
+    "column": lambda a: a[:, 2],
+    "foreach negative in place": lambda a: (foreach("neg_")([a]), a)[1],
+}
+"""Functions whose sum or average of parts is the function of the sum or average."""
 RISING = ("asinh", "atan", "ceil", "deg2rad", "erf", "exp", "exp2", "expm1", "floor", "rad2deg", "relu", "round", "sgn")
 RISING = (*RISING, "sigmoid", "sign", "sinh", "tanh", "trunc")
 """Names of functions that never fall, for which a maximum or minimum of parts stays one."""
@@ -170,6 +196,8 @@ def test_kept(world: World) -> None:
             same: dict[str, Operator] = {"t": torch.t}
             if op != "product":  # which PyTorch refuses to copy to
                 same["copy_"] = lambda x: torch.empty_like(x).copy_(x)
+            if op in ("sum", "avg") and runs_with(">=2.13"):
+                same |= LINEAR
             if op in ("max", "min"):
                 same |= {f"a{op}": lambda x, op=op: getattr(x, f"a{op}")(0), op: lambda x, op=op: getattr(x, op)()}
                 if runs_with(">=2.13"):

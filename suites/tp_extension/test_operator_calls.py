@@ -662,10 +662,28 @@ FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "split of a pending sum": (lambda a: a.split(3, 1)[2].t(), (A,), (Partial(),), False),
     "padded pending sum": (lambda a: functional.pad(a, (1, 1)), (A,), (Partial(),), True),
     "product with a pending sum": (torch.mm, (A, MATRIX), (Partial(), Replicate()), False),
+    **{
+        name: (operator, (A,), (APART,), True)
+        for name, operator in {
+            "columns": lambda a: a[:, 1:4],
+            "last columns": lambda a: a[..., -2:],
+            "every second column": lambda a: a[:, ::2],
+            "column": lambda a: a[:, 3],
+            "columns behind a new dimension": lambda a: a[:, None, 1:3],
+            "two cuts joined": lambda a: torch.cat([a[:, :2], a[:, 4:]], 1),
+            "all parts of a split": lambda a: torch.stack([part.sum(1) for part in a.split([2, 5], 1)]),
+            "copies along a new dimension": lambda a: a.unsqueeze(1).expand(5, 3, 7),
+            "differences": torch.diff,
+            "largest of each row": lambda a: a.max(1).values,
+            "sum of each row": lambda a: a.sum(1),
+            "deviation of each row": lambda a: a.std(1),
+            "logsumexp of each row": lambda a: a.logsumexp(1),
+        }.items()
+    },
 }
 """Operators with their operands and these operands' placements; last, whether the backward is free as well."""
-if runs_with("<2.13"):  # which has no backward of the one, and gathers the other
-    del FREE["interpolate"], FREE["scatter"]
+if runs_with("<2.13"):  # which has no backward of the one, and gathers the others
+    del FREE["interpolate"], FREE["scatter"], FREE["largest of each row"]
     FREE = {name: operator for name, operator in FREE.items() if "nll_loss" not in name}  # whose backward it adds up
 if runs_with(">=2.14"):  # which counts the targets of all ranks first, and gathers what a distance is of
     del FREE["mean of cross_entropy"], FREE["dist"]

@@ -16,6 +16,8 @@ from fixtures.operators import Operator, close, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
+from harness.stacks.limit import runs_with
+from harness.stacks.tp_extension import foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -304,6 +306,58 @@ def test_joined(world: World, kind: str) -> None:
                     wrong.append(f"{case}: refused")
                     continue
                 if not close(join([reduced(rank, one), reduced(rank, other)]), found.full_tensor()):  # type: ignore[attr-defined]
+                    wrong.append(case)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+OF_TWO: dict[str, Operator] = {
+    "sum": torch.add,
+    "multiple added": lambda a, b: torch.add(a, b, alpha=3),
+    "foreach sum": lambda a, b: foreach("add")([a], [b])[0],
+    "sum of all": lambda a, b: sum([b, a], a),
+    "difference": torch.sub,
+    "product": torch.mul,
+    "product in place": lambda a, b: a.clone().mul_(b),
+    "quotient": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "hypotenuse": torch.hypot,
+    "middle": lambda a, b: torch.lerp(a, b, 0.5),
+    "comparison": torch.lt,
+    "choice": lambda a, b: torch.where(a > b, a, b),
+    "norm of both": lambda a, b: torch.linalg.vector_norm(torch.stack([a, b])),
+    "distance": torch.dist,
+}
+"""Operators on the norms of two matrices."""
+if runs_with("<2.14"):  # which completes a norm before it adds it in place, and does not raise an error
+    OF_TWO["sum in place"] = lambda a, b: a.clone().add_(b)
+
+
+@requirement(
+    "TP-PEND-01",
+    "An operator on two DTensors with pending reductions, equal or different ones, gives what it gives on the results.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.world(2)
+def test_norms(world: World) -> None:
+    """Combine norms of matrices or of their columns with norms of another matrix that has rows on each rank, or all."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, orders = [], ((0, 2), (1, 2), (2, 2), (3, 3), (2, 3))
+        one, two = floats(4, 6, start=1).to(rank.device), floats(4, 6, start=3).square().to(rank.device)
+        for (name, operator), (order, of) in itertools.product(OF_TWO.items(), orders):
+            for layout, dim in itertools.product((Shard(0), Replicate()), (None, 0)):
+                case = f"{name} of norms of orders {order} and {of} over {dim}, {layout}"
+                expected = operator(torch.linalg.vector_norm(one, order, dim), torch.linalg.vector_norm(two, of, dim))
+                a, b = (distributed(x, p, rank, rank.mesh()) for x, p in ((one, Shard(0)), (two, layout)))
+                try:
+                    found = operator(torch.linalg.vector_norm(a, order, dim), torch.linalg.vector_norm(b, of, dim))
+                except (AssertionError, RuntimeError) as e:
+                    wrong.append(f"{case}: {str(e).splitlines()[0]}")
+                    continue
+                if not close(expected, found.full_tensor()):
                     wrong.append(case)
         return wrong
 

@@ -1,0 +1,96 @@
+"""Views of DTensors share their memory, so that what is written to them is in the DTensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from fixtures.operators import choices, distributed, floats, right
+from fixtures.placements import MORE_OPERATORS
+from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
+from harness.stacks.limit import runs_with
+
+pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
+
+SHAPES: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
+    (6,): ((3, 2), (2, 3), (6, 1), (1, 6)),
+    (15,): ((3, 5), (5, 3)),
+    (24,): ((2, 3, 4), (3, 2, 4), (4, 3, 2)),
+    (4, 1): ((4,),),
+    (4, 6): ((24,), (4, 2, 3), (4, 3, 2), (2, 2, 6)),
+    (5, 3): ((15,), (3, 5)),
+    (2, 3, 4): ((6, 4), (2, 12)),
+    (3, 2, 4): ((6, 4), (3, 8), (24,)),
+}
+"""Shapes, and those that a view gives them."""
+WHOLE = ((6,), (3, 2)), ((15,), (3, 5)), ((15,), (5, 3)), ((24,), (3, 2, 4))
+"""Shapes of which shards of the first dimension can't be viewed, because a row would be on two ranks."""
+
+
+@requirement(
+    "TP-VIEW-1100",
+    "view() of a DTensor shares its memory without communication, or raises an error on every rank.",
+    source="torch.Tensor.view: the returned tensor shares the same data; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, DTensor refuses other views")
+@pytest.mark.world(2)
+def test_shared_memory(world: World) -> None:
+    """Flatten and split dimensions in each placement; write to the view, whose shards may be uneven."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape, views in SHAPES.items():
+            whole = floats(*shape).to(rank.device)
+            for to in views:
+                for layout in choices(whole):
+                    case = f"{shape} of {layout} to {to}"
+                    own, at = distributed(whole.clone(), layout, rank, mesh), messages.launched()
+                    try:
+                        found = own.view(to)
+                    except RuntimeError:
+                        if not isinstance(layout, Shard):
+                            wrong.append(f"{case}: refused")
+                        continue
+                    if layout == Shard(0) and (shape, to) in WHOLE:
+                        wrong.append(f"{case}: not refused")
+                    if messages.launched() != at or not right(whole.view(to), found):
+                        wrong.append(f"{case}: {found.placements}")
+                    found.zero_()
+                    if not right(torch.zeros_like(whole), own):
+                        wrong.append(f"{case}: a copy")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-VIEW-1101",
+    "view() of a DTensor as another type of the same size has the same bits and placements, and shares its memory.",
+    source="torch.Tensor.view(dtype): the returned tensor shares the same data; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64], ids=str)
+@pytest.mark.world(2)
+def test_other_types(world: World, dtype: torch.dtype) -> None:
+    """View replicas and shards of float64, even and uneven ones, as another type, and write zeros to the view."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for shape in (4,), (4, 6), (5, 3):
+            whole = floats(*shape).to(rank.device)
+            for layout in (Replicate(), *map(Shard, range(whole.dim()))):
+                case, own = f"{shape} of {layout}", distributed(whole.clone(), layout, rank, mesh)
+                try:
+                    found = own.view(dtype)
+                except (NotImplementedError, RuntimeError) as e:
+                    wrong.append(f"{case}: {str(e).splitlines()[0]}")
+                    continue
+                if found.placements != (layout,) or not torch.equal(whole.view(dtype), found.full_tensor()):
+                    wrong.append(f"{case}: {found.placements}")
+                found.zero_()
+                if not right(torch.zeros_like(whole), own):
+                    wrong.append(f"{case}: a copy")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
