@@ -164,7 +164,7 @@ def test_outside_of_the_group(rank: Rank) -> None:
 
 @requirement(
     "COLL-OBJECT-1500",
-    "Where a rank has nothing to give or to receive, a collective of objects takes None or no argument for its list.",
+    "scatter_object_list and gather_object take None, or no argument, for the list that only the root needs.",
     source="torch.distributed.scatter_object_list: 'Can be None for non-src ranks', gather_object: 'Must be None on "
     "non-dst ranks'",
 )

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from fixtures.beginnings import started
 from fixtures.recording import Recording
 from harness import Rank, World, requirement
+from harness.stacks import pretended
 from harness.stacks.collectives import coalescing_manager, flattened, functional, unflattened
-from harness.stacks.pretended import options
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -360,8 +360,9 @@ def test_timeouts_of_a_mesh(world: World) -> None:
             return Recording(given.group_rank, given.group_size)
 
         dist.Backend.register_backend("recording", make, extended_api=True, devices=[kind])
-        mesh = init_device_mesh(kind, (2, 1), mesh_dim_names=("a", "b"))
-        line = init_device_mesh(kind, (2,), mesh_dim_names=("w",))
+
+        def fresh(*names: str) -> Any:
+            return init_device_mesh(kind, (2, 1)[: len(names)], mesh_dim_names=names)
 
         def overridden(shape: tuple[int, ...], dim: int | str) -> Callable[[Any], Any]:
             names = ("a", "b")[: len(shape)]
@@ -373,12 +374,12 @@ def test_timeouts_of_a_mesh(world: World) -> None:
             "first by name": overridden((2, 1), "a"),
             "last by number": overridden((1, 2), 1),
             "of one rank": overridden((2, 1), "b"),
-            "flattened": lambda value: flattened(mesh, f"flat {value}", backend_override=value),
-            "divided": lambda value: unflattened(line, 0, (2, 1), ("x", "y"), backend_override={"x": value}),
+            "flattened": lambda value: flattened(fresh("a", "b"), "flat", backend_override=value),
+            "divided": lambda value: unflattened(fresh("w"), 0, (2, 1), ("x", "y"), backend_override={"x": value}),
         }
         for seconds in (7, 123, None):
             for what, way in ways.items():
-                way("recording" if seconds is None else ("recording", options(seconds=seconds)))
+                way("recording" if seconds is None else ("recording", pretended.options(seconds=seconds)))
                 if seconds is None:
                     assert len(made) == 1, what
                     assert made[0] > timedelta(seconds=123), what

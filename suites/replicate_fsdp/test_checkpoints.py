@@ -579,7 +579,7 @@ def leaves(value: Any) -> list[Any]:
 
 @requirement(
     "RFSDP-CHECKPOINT-1500",
-    "What is staged of plain tensors that require gradients requires none, so that it can be copied or written to.",
+    "A staged copy of a plain tensor that requires gradients requires none, so that it can be copied or written to.",
     source=f"{SOURCE}.staging: AsyncStager.stage, BlockingAsyncStager, DefaultStager",
 )
 @pytest.mark.world(2)
