@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -48,13 +49,18 @@ def pretended(rank: int, size: int) -> Iterator[None]:
         registry["_update_default_pg"](own)
 
 
-def options(mark: int = 0, *, refuses: bool = False) -> Any:
-    """Return options for a group of a pretended world. ``refuses``: its collectives raise an error."""
+def options(mark: int = 0, *, refuses: bool = False, seconds: int | None = None) -> Any:
+    """Return options for a group of a pretended world.
+
+    ``refuses``: its collectives raise an error. ``seconds``: the timeout, which other backends can be given as well.
+    """
     from torch._C._distributed_c10d import FakeProcessGroup
 
     backend: Any = FakeProcessGroup  # torch's stubs know it only as a backend
     made = backend.Options()
     made.fake_option, made.error_on_collective = mark, refuses
+    if seconds is not None:
+        made._timeout = timedelta(seconds=seconds)
     return made
 
 

@@ -118,6 +118,22 @@ WITH_STRIDES = ("broadcast", "reduce")
 """What torch.distributed.nn.functional calls with a clone, which is transposed if the tensor is."""
 
 
+def matrices(name: str, size: int) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], list[torch.Tensor]]:
+    """Return every rank's input, results and gradient; result i of rank r weighs (i + 1) 10^r."""
+    count = 2 * (size if name in IN_PARTS else 1)
+    given = [torch.arange(3.0 * count).reshape(count, 3) + 100 * r for r in range(size)]
+    xs = [x.clone().requires_grad_() for x in given]
+    results = alone(name, xs, 0)
+    whole: Any = sum((out * weights_of(name, out, i, r)).sum() for r in range(size) for i, out in enumerate(results[r]))
+    gradients = torch.autograd.grad(whole, xs, materialize_grads=True)
+    return given, [[out.detach() for out in each] for each in results], list(gradients)
+
+
+def weights_of(name: str, out: torch.Tensor, number: int, rank: int) -> torch.Tensor:
+    factor = (number + 1) * 10**rank if name != "reduce" or rank == 0 else 0  # only the root has a result
+    return torch.arange(1.0, out.numel() + 1).reshape(out.shape) * factor
+
+
 @requirement(
     "COLL-GRAD-254",
     "A differentiable collective takes tensors of any strides as input, output or gradient, by their elements.",
@@ -131,27 +147,11 @@ def test_layouts(world: World, way: str) -> None:
     through, names = WAYS[way]
     dense = way == "module" and in_force().claims.lacks_features("collectives", ["strided"])
 
-    def right(name: str, size: int) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], list[torch.Tensor]]:
-        """Return every rank's input, results and gradient; result i of rank r weighs (i + 1) 10^r."""
-        count = 2 * (size if name in IN_PARTS else 1)
-        given = [torch.arange(3.0 * count).reshape(count, 3) + 100 * r for r in range(size)]
-        xs = [x.clone().requires_grad_() for x in given]
-        results = alone(name, xs, 0)
-        whole: Any = sum(
-            (out * weights(name, out, i, r)).sum() for r in range(size) for i, out in enumerate(results[r])
-        )
-        gradients = torch.autograd.grad(whole, xs, materialize_grads=True)
-        return given, [[out.detach() for out in each] for each in results], list(gradients)
-
-    def weights(name: str, out: torch.Tensor, number: int, rank: int) -> torch.Tensor:
-        factor = (number + 1) * 10**rank if name != "reduce" or rank == 0 else 0  # only the root has a result
-        return torch.arange(1.0, out.numel() + 1).reshape(out.shape) * factor
-
     def body(rank: Rank) -> None:
         for name in names:
             if name in AS_THEY_ARE:
                 continue
-            given, results, gradients = right(name, rank.size)
+            given, results, gradients = matrices(name, rank.size)
             for which, (layout, lay) in itertools.product(("input", "gradient", "output"), LAYOUTS.items()):
                 if (way, name, which, layout) == ("module", "all_gather", "gradient", "transposed"):
                     continue  # test_transposed_gradients
@@ -170,8 +170,44 @@ def test_layouts(world: World, way: str) -> None:
                 for number, (one, other) in enumerate(zip(results[rank.index], found, strict=True)):
                     if name != "reduce" or rank.index == 0:
                         assert_same(one, (other.detach() + 0).contiguous(), f"{what}: result {number}")
-                mine = [weights(name, out, i, rank.index).to(rank.device) for i, out in enumerate(found)]
+                mine = [weights_of(name, out, i, rank.index).to(rank.device) for i, out in enumerate(found)]
                 torch.autograd.backward(found, [lay(w) for w in mine] if which == "gradient" else mine)
+                assert x.grad is not None, what
+                assert_same(gradients[rank.index], x.grad.contiguous(), f"{what}: gradient")
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-GRAD-1500",
+    "The strides of the inputs of a differentiable collective, and of its gradients, may differ between ranks.",
+    source="torch/distributed/nn/functional.py: 'Need contiguous tensors for collectives'; pytorch/pytorch#101373",
+)
+@BOTH
+@pytest.mark.world(2)
+def test_layouts_of_one_rank(world: World, way: str) -> None:
+    """Each rank in turn gives a matrix, or a gradient, that is not contiguous, and the other a contiguous one."""
+    through, names = WAYS[way]
+    left_out = (*AS_THEY_ARE, *(WITH_STRIDES if way == "module" else ()))  # healthy PyTorch mixes up their elements
+
+    def body(rank: Rank) -> None:
+        for name in names:
+            if name in left_out:
+                continue
+            given, results, gradients = matrices(name, rank.size)
+            for which, who, (layout, lay) in itertools.product(("input", "gradient"), range(2), LAYOUTS.items()):
+                if (way, name, which, layout) == ("module", "all_gather", "gradient", "transposed"):
+                    continue  # test_transposed_gradients
+                what = f"{name}, {which} {layout} on rank {who}"
+                x = given[rank.index].to(rank.device, copy=True)
+                x = (lay(x) if (which, who) == ("input", rank.index) else x).requires_grad_()
+                found = listed(through(name, x, dist.group.WORLD, 0, rank.size))
+                for number, (one, other) in enumerate(zip(results[rank.index], found, strict=True)):
+                    if name != "reduce" or rank.index == 0:
+                        assert_same(one, (other.detach() + 0).contiguous(), f"{what}: result {number}")
+                mine = [weights_of(name, out, i, rank.index).to(rank.device) for i, out in enumerate(found)]
+                laid = [lay(w) if (which, who) == ("gradient", rank.index) else w for w in mine]
+                torch.autograd.backward(found, laid)
                 assert x.grad is not None, what
                 assert_same(gradients[rank.index], x.grad.contiguous(), f"{what}: gradient")
 

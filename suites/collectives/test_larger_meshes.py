@@ -184,6 +184,85 @@ def test_flattened_among_others(world: World) -> None:
 
 
 @requirement(
+    "COLL-MESH-1500",
+    "A flattened mesh may have any name that is not taken, also one that is a part of another dimension's name.",
+    source="torch/distributed/device_mesh.py: DeviceMesh._flatten: mesh_dim_name, 'already exists for submesh'",
+)
+@requirement(
+    "COLL-MESH-1501",
+    "Flattening under a name that a dimension or a mesh of other ranks has is refused without making a group.",
+    source="torch/distributed/device_mesh.py: DeviceMesh._flatten: 'has been created before, Please specify another "
+    "valid mesh_dim_name'",
+)
+@pytest.mark.world(1)
+def test_names_of_flattened(world: World) -> None:
+    """Letters and pieces of dimensions' names, several together, and other cases; then each name for other ranks."""
+    dims = ("dp", "ctx", "t")
+    names = ("d", "p", "c", "ct", "tx", "dpctx", "dp_t", "t_dp", "T", "dp ", "dp.ctx", "tt")
+
+    def body(rank: Rank) -> None:
+        for me in some_ranks(range(19, 20)):
+            mesh = init_device_mesh("cpu", SHAPE, mesh_dim_names=dims)
+            selections = [*itertools.combinations(dims, 2), dims]
+            for number, name in enumerate(names):
+                taken = selections[number % len(selections)]
+                flat = flattened(mesh[taken], name)
+                part = members(TABLE, me, [dims.index(dim) for dim in taken]).flatten()
+                told(flat, part, (name,), f"{taken} flattened as {name!r}")
+                count = dist.get_pg_count()
+                assert flattened(mesh[taken], name).get_group() is flat.get_group(), name
+                for some in selections:
+                    if some != taken:
+                        with pytest.raises(REFUSED):
+                            flattened(mesh[some], name)
+                for dim in dims:
+                    with pytest.raises(REFUSED):
+                        flattened(mesh[taken], dim)
+                assert dist.get_pg_count() == count, name
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-MESH-1502",
+    "A rank outside of a mesh can slice off its dimensions of one rank, and the slices have no place for that rank.",
+    source="torch.distributed.device_mesh.DeviceMesh: __getitem__, get_coordinate: 'If this rank is not part of the "
+    "mesh, return None'",
+)
+@pytest.mark.world(1)
+def test_slices_outside(world: World) -> None:
+    """A mesh has every other rank or the last ones; take each selection that keeps all ranks, also of its slices."""
+    shape = (1, 2, 1, 6)
+    names = (*NAMES, "d")
+    tables = (TABLE.flatten()[::2].reshape(shape), TABLE.flatten()[12:].reshape(shape))
+
+    def body(rank: Rank) -> None:
+        for me in (1, 11):
+            with pretended(me, TABLE.numel()):
+                for table in tables:
+                    mesh = DeviceMesh("cpu", table, mesh_dim_names=names)
+                    count = dist.get_pg_count()
+                    for parent in (mesh, mesh["b", "c", "d"], mesh["a", "b", "d"], mesh["b", "d"]):
+                        called = parent.mesh_dim_names or ()
+                        for length in range(2, len(called) + 1):
+                            for some in itertools.combinations(called, length):
+                                if not {"b", "d"} <= {*some}:
+                                    continue
+                                slice_ = parent[some]
+                                sizes = tuple(shape[names.index(name)] for name in some)
+                                what = f"{some} of {called}"
+                                assert slice_.mesh_dim_names == some, what
+                                assert (slice_.ndim, slice_.size()) == (length, 12), what
+                                assert tuple(slice_.shape) == sizes, what
+                                assert slice_.get_coordinate() is None, what
+                        with pytest.raises(REFUSED):
+                            parent["e"]
+                    assert dist.get_pg_count() == count
+
+    world.run(body)
+
+
+@requirement(
     "COLL-MESH-22",
     "A flattened dimension can be sliced from the mesh together with others and flattened again, unless they overlap.",
     source="torch/distributed/device_mesh.py: DeviceMesh._flatten: 'one can use the existing slicing method to obtain "

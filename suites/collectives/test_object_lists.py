@@ -163,6 +163,32 @@ def test_outside_of_the_group(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-OBJECT-1500",
+    "scatter_object_list and gather_object take None, or no argument, for the list that only the root needs.",
+    source="torch.distributed.scatter_object_list: 'Can be None for non-src ranks', gather_object: 'Must be None on "
+    "non-dst ranks'",
+)
+@pytest.mark.parametrize("root", [0, 2])
+@spmd(3)
+def test_lists_of_others(rank: Rank, root: int) -> None:
+    """Leave the list out, by the position of what follows or by name, or give None."""
+    here, objects = rank.index == root, ["x", {"y": 1}, (2,)]
+    ways: list[dict[str, Any]] = [{}, {"scatter_object_input_list": None}]
+    for given in [{"scatter_object_input_list": objects}] * 2 if here else ways:
+        for named in {"src": root}, {"group_src": root}, {"src": root, "group": dist.group.WORLD}:
+            mine: list[Any] = [None]
+            dist.scatter_object_list(mine, **given, **named)
+            assert mine == [objects[rank.index]]
+    gathers: list[dict[str, Any]] = [{}, {"object_gather_list": None}]
+    every: list[Any] = [None] * 3
+    for given in [{"object_gather_list": every}] * 2 if here else gathers:
+        for named in {"dst": root}, {"group_dst": root}, {"dst": root, "group": dist.group.WORLD}:
+            every[:] = [None] * 3
+            dist.gather_object(objects[rank.index], **given, **named)
+            assert every == (objects if here else [None] * 3)
+
+
+@requirement(
     "COLL-OBJECT-22",
     "Collectives of objects refuse a missing list on the root, an empty output list, and a root that is named twice.",
     source="torch.distributed.scatter_object_list, gather_object, broadcast_object_list: src, group_src",

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from fixtures.beginnings import started
 from fixtures.recording import Recording
 from harness import Rank, World, requirement
-from harness.stacks.collectives import coalescing_manager, functional
+from harness.stacks import pretended
+from harness.stacks.collectives import coalescing_manager, flattened, functional, unflattened
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -299,6 +301,91 @@ def test_made_and_ended(world: World, extended: bool) -> None:
         dist.destroy_process_group()
         assert [backend.ends for backend, _ in made] == [1] * len(made)
         started(rank, "back", me, 3)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-PLUGIN-1500",
+    "A backend may be registered again under its name, as when a module is loaded twice, after which groups are made "
+    "by the last one.",
+    source="torch.distributed.Backend.register_backend",
+)
+@pytest.mark.parametrize("extended", [False, True], ids=["plain", "extended"])
+@pytest.mark.world(2, warm=False)
+def test_registered_again(world: World, extended: bool) -> None:
+    """Register three times, with the name in both cases and other devices, and make a group before and after each."""
+
+    def body(rank: Rank) -> None:
+        kind = rank.device.type
+        tensor = torch.ones(2, device=rank.device)
+        made: list[int] = []
+
+        def register(name: str, number: int, devices: list[str]) -> None:
+            def make(*arguments: Any) -> Recording:
+                made.append(number)
+                place = (arguments[0].group_rank, arguments[0].group_size) if extended else arguments[1:3]
+                return Recording(*place)
+
+            dist.Backend.register_backend(name, make, extended_api=extended, devices=devices)
+
+        for number, (name, devices) in enumerate((("again", [kind]), ("again", [kind]), ("AGAIN", ["ve", kind]))):
+            register(name, number, devices)
+            assert dist.is_backend_available("again")
+            group: Any = dist.new_group(backend="again")
+            dist.all_reduce(tensor, group=group)
+            assert made == [number], f"registration {number}"
+            made.clear()
+            dist.destroy_process_group(group)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-PLUGIN-1501",
+    "A mesh dimension's groups have the timeout that the options for it have, in whichever way the mesh is made.",
+    source="torch.distributed.device_mesh.init_device_mesh: backend_override; DeviceMesh._flatten, _unflatten; "
+    "torch.distributed.new_group: timeout",
+)
+@pytest.mark.world(2, warm=False)
+def test_timeouts_of_a_mesh(world: World) -> None:
+    """Name dimensions by number and by name, of all ranks and of one; flatten and divide; without options as well."""
+
+    def body(rank: Rank) -> None:
+        kind = rank.device.type
+        made: list[timedelta] = []
+
+        def make(given: Any, options: Any) -> Recording:
+            made.append(given.timeout)
+            return Recording(given.group_rank, given.group_size)
+
+        dist.Backend.register_backend("recording", make, extended_api=True, devices=[kind])
+
+        def fresh(*names: str) -> Any:
+            return init_device_mesh(kind, (2, 1)[: len(names)], mesh_dim_names=names)
+
+        def overridden(shape: tuple[int, ...], dim: int | str) -> Callable[[Any], Any]:
+            names = ("a", "b")[: len(shape)]
+            return lambda value: init_device_mesh(kind, shape, mesh_dim_names=names, backend_override={dim: value})
+
+        ways: dict[str, Callable[[Any], Any]] = {
+            "line by number": overridden((2,), 0),
+            "line by name": overridden((2,), "a"),
+            "first by name": overridden((2, 1), "a"),
+            "last by number": overridden((1, 2), 1),
+            "of one rank": overridden((2, 1), "b"),
+            "flattened": lambda value: flattened(fresh("a", "b"), "flat", backend_override=value),
+            "divided": lambda value: unflattened(fresh("w"), 0, (2, 1), ("x", "y"), backend_override={"x": value}),
+        }
+        for seconds in (7, 123, None):
+            for what, way in ways.items():
+                way("recording" if seconds is None else ("recording", pretended.options(seconds=seconds)))
+                if seconds is None:
+                    assert len(made) == 1, what
+                    assert made[0] > timedelta(seconds=123), what
+                else:
+                    assert made == [timedelta(seconds=seconds)], f"{what}, {seconds}"
+                made.clear()
 
     world.run(body)
 

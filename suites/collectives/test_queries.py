@@ -103,6 +103,11 @@ def test_name_of_a_groups_backend(world: World, named: str) -> None:
     source="torch.distributed.get_default_backend_for_device",
 )
 @requirement(
+    "COLL-CALL-1500",
+    "is_backend_available of a text with devices says whether each backend that it names is available, as of a name.",
+    source="torch.distributed.is_backend_available; torch.distributed.init_process_group: backend",
+)
+@requirement(
     "COLL-CALL-56",
     "is_torchelastic_launched is true if TORCHELASTIC_RUN_ID is set, whatever else the environment has.",
     source="torch.distributed.is_torchelastic_launched: 'the existence of TORCHELASTIC_RUN_ID environment variable'",
@@ -135,6 +140,11 @@ def test_of_this_process(world: World) -> None:
             dist.get_default_backend_for_device("meta")
         assert dist.is_backend_available(dist.get_backend())
         assert not dist.is_backend_available("no such backend")
+        own = dist.get_backend()
+        for named in (f"{kind}:{own}", f"{kind.upper()}:{own.upper()}", f"{kind}:{own},fpga:{own}"):
+            assert dist.is_backend_available(named), named
+        for named in (f"{kind}:missing", f"{kind}:{own},fpga:missing", f"fpga:missing,{kind}:{own}"):
+            assert not dist.is_backend_available(named), named
         assert dist.Backend(dist.get_backend().upper()) == dist.get_backend()
 
     world.run(body)

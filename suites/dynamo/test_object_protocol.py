@@ -464,7 +464,7 @@ def test_custom_getattr(world: World, how: str) -> None:
 )
 @pytest.mark.world(1)
 def test_fake_backend(world: World) -> None:
-    """Pretend to be rank 5 of 8, with a group of three ranks and a mesh of 2 x 4."""
+    """Pretend to be rank 5 of 8, with a group of three ranks and a mesh of 2 x 4; tensors have a dimension or none."""
 
     def places(x: torch.Tensor, group: Any, mesh: Any) -> Any:
         world = dist.get_rank(), dist.get_world_size(), dist.get_backend(group)
@@ -477,11 +477,25 @@ def test_fake_backend(world: World) -> None:
         scattered = functional.reduce_scatter_tensor(x.repeat(6), "sum", 0, group)
         return x.shape, gathered.shape, scattered.shape
 
+    def without_dimensions(x: torch.Tensor, group: Any) -> Any:
+        one = x.sum()
+        every = [torch.zeros_like(one) for _ in range(3)]
+        dist.all_gather(every, one, group=group)
+        dist.all_reduce(one, group=group)
+        results = [functional.all_gather_tensor(one, 0, group), functional.all_reduce(one, "sum", group)]
+        results += [functional.broadcast(one, 0, group), *functional.all_reduce_coalesced([one, one], "max", group)]
+        results += functional.all_gather_into_tensor_coalesced([one, x], group)
+        return one.shape, [each.shape for each in every], [result.shape for result in results]
+
     def body(rank: Rank) -> None:
         with pretended(5, 8):
             group: Any = dist.new_group([2, 5, 7])
             mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
-            cases: dict[str, Any] = {"places": (places, (group, mesh)), "shapes": (shapes, (group,))}
+            cases: dict[str, Any] = {
+                "places": (places, (group, mesh)),
+                "shapes": (shapes, (group,)),
+                "without dimensions": (without_dimensions, (group,)),
+            }
             assert unlike(rank, cases, fullgraph=True) == []
             compiled, _ = dynamo.compiled(places, backend="eager")
             _, everyone, members, *in_mesh, _ = compiled(torch.ones(1), group, mesh)

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.states import assert_equal, copied, whole
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.checkpoint"
@@ -609,6 +609,48 @@ def test_staged(world: World) -> None:
                 if rank.device.type == "cpu":
                     assert_equal(right["sgd"], whole(staged["sgd"]), what)
                 assert_equal({k: right[k] for k in ("views", "new", *progress(0))}, rest(staged), what)
+            stager.close()
+
+    world.run(body)
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return what is in dicts and lists of any depth, in order."""
+    if isinstance(value, (dict, list)):
+        return [leaf for each in (value.values() if isinstance(value, dict) else value) for leaf in leaves(each)]
+    return [value]
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1500",
+    "A staged copy of a plain tensor that requires gradients requires none, so that it can be copied or written to.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, BlockingAsyncStager, DefaultStager",
+)
+@pytest.mark.world(2)
+def test_staged_without_gradients(world: World) -> None:
+    """Stage parameters alone and in containers, a result and a view of one, twice with each stager."""
+
+    def body(rank: Rank) -> None:
+        for name, stager in stagers(rank).items():
+            plain = nn.Linear(2, 2, device=rank.device)
+            for turn in range(2):
+                product = plain.weight * (turn + 2)
+                state: dict[str, Any] = {
+                    "plain": dict(plain.named_parameters()),
+                    "containers": [plain.bias, {"inner": plain.weight}],
+                    "result": product,
+                    "view": product[0],
+                }
+                staged = stager.stage(state)
+                staged = staged.result() if hasattr(staged, "result") else staged
+                for tensor, original in zip(leaves(staged), leaves(state), strict=True):
+                    what = f"{name}, turn {turn}"
+                    assert original.requires_grad, what
+                    assert not tensor.requires_grad, what
+                    assert_same(original.detach().cpu(), tensor, what)
+                    assert_same(copy.deepcopy(tensor), tensor, what)
+                for tensor in leaves(staged):
+                    tensor.add_(1)
             stager.close()
 
     world.run(body)
