@@ -90,7 +90,7 @@ def states(rank: Rank, functions: list[type[Function]], how: str) -> list[Any]:
 
 @requirement(
     "DYN-AUTOFN-1800",
-    "What a compiled autograd.Function changes in place in its forward or its backward is changed once, in that pass.",
+    "A change in place by a compiled autograd.Function takes effect once, in the pass that makes it.",
     source="torch.autograd.Function; torch/_functorch/_aot_autograd: mutations of inputs in the forward or backward",
 )
 @pytest.mark.parametrize(
