@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
@@ -277,3 +278,38 @@ def test_callbacks(world: World) -> None:
         assert trained("eager") == trained("")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-1807",
+    "Under compiled autograd, hooks run in the order of an uncompiled backward, whatever they are hooks of.",
+    source=f"{SOURCE}; torch.nn.Module.register_full_backward_hook",
+)
+@pytest.mark.world(1)
+def test_order_of_hooks(world: World) -> None:
+    """Hook the gradients, the accumulation and the modules of three layers, and note each call."""
+
+    def body(rank: Rank) -> list[list[str]]:
+        found = []
+        for captured in (False, True):
+            torch.compiler.reset()
+            order: list[str] = []
+            layers = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).to(rank.device)
+
+            def noted(name: str, order: list[str] = order) -> Callable[..., None]:
+                return lambda *given: order.append(name)
+
+            for name, parameter in layers.named_parameters():
+                parameter.register_post_accumulate_grad_hook(noted(f"{name} accumulated"))
+                parameter.register_hook(noted(f"gradient of {name}"))
+            for name, layer in layers.named_children():
+                layer.register_full_backward_hook(noted(f"after {name}"))
+            result = layers(torch.ones(2, 3, device=rank.device))
+            result.register_hook(noted("gradient of the result"))
+            with dynamo.compiled_backward("eager") if captured else nullcontext():
+                result.sum().backward()
+            found.append(order)
+        return found
+
+    ((right, other),) = world.run(body)
+    assert other == right

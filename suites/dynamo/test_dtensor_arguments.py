@@ -106,6 +106,7 @@ def test_changed_in_place(world: World, placement: Placement) -> None:
     world.run(body)
 
 
+<<<<<<< HEAD
 CHANGES: dict[str, list[Callable[[Any, Any], Any]]] = {
     "made": [
         lambda d, other: (e := d * 1).mul_(3) + e,
@@ -151,6 +152,113 @@ def test_changed_with_gradient(world: World, of: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * 2, world.run(body))
+=======
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.t(),
+    "every second column": lambda x: x[:, ::2],
+    "rows apart": lambda x: x[:, :2],
+}
+"""Local tensors that are not contiguous, as views of one of four rows and four columns."""
+
+WRITES: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda d, e: d.add_(1),
+    lambda d, e: d.mul_(e),
+    lambda d, e: d.copy_(e),
+    lambda d, e: d.zero_(),
+    lambda d, e: d.add_(e, alpha=2).sub_(3),
+)
+"""Changes of a DTensor by itself or by a contiguous one."""
+
+
+def every_write(changed: list[Any], others: list[Any]) -> list[Any]:
+    """Change each of some DTensors by another operation, and return their doubles."""
+    for write, d, e in zip(WRITES, changed, others, strict=True):
+        write(d, e)
+    return [d * 2 for d in changed]
+
+
+@requirement(
+    "DYN-DT-1805",
+    "Compiled code may change DTensors in place whose local tensors are not contiguous.",
+    source="torch.compile; torch/_functorch/_aot_autograd: mutations of inputs; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("how", ["local", "view"])
+@pytest.mark.world(2)
+def test_strided_arguments_are_changed(world: World, how: str) -> None:
+    """Change DTensors that are made of strided local tensors, or are transposed views, by five operations each."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+
+        def made(layout: str, *key: Any) -> DTensor:
+            local = dyadic(4, 4, key=(rank.index, *key), dtype=torch.float32).to(rank.device)
+            if how == "view":
+                return DTensor.from_local(local, mesh, [ROWS], run_check=False).t()
+            strided = LAYOUTS[layout](local)
+            shape = torch.Size((2 * strided.shape[0], strided.shape[1]))
+            return DTensor.from_local(strided, mesh, [ROWS], run_check=False, shape=shape, stride=strided.stride())
+
+        for layout in LAYOUTS if how == "local" else ["transposed"]:
+            found = []
+            for run in every_write, dynamo.compiled(every_write)[0]:
+                changed = [made(layout, n) for n in range(len(WRITES))]
+                others = [made(layout, "e", n) for n in range(len(WRITES))]
+                assert not any(d.to_local().is_contiguous() for d in changed)
+                results = [run(changed, others) for _ in range(2)]
+                found.append([d.to_local() for d in [*changed, *results[0], *results[1]]])
+            for number, (right, other) in enumerate(zip(*found, strict=True)):
+                assert_same(right + 0, other + 0, f"{layout}, tensor {number}")
+
+    world.run(body)
+
+
+CHANGED: dict[str, Callable[[Any, Any], Any]] = {
+    "scaled": lambda d, x: (d.mul_(3), x * 2)[1],
+    "shifted": lambda d, x: (d.add_(1), x.sin())[1],
+    "twice": lambda d, x: (d.mul_(3), d.sub_(1), x * 5)[2],
+}
+"""Functions that change the first of two DTensors, and return another tensor."""
+
+
+@requirement(
+    "DYN-DT-1806",
+    "After compiled code changed a DTensor that has a history in place, the backward of its results need not use that "
+    "DTensor.",
+    source="torch.compile; torch/_functorch/_aot_autograd: mutations of inputs; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_changed_with_history(world: World) -> None:
+    """Change a product of a leaf by three functions, and take the gradient of their results for the other input."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2), []
+        for name, function in CHANGED.items():
+            found: list[Any] = []
+            for run in function, dynamo.compiled(function)[0]:
+                w, x = (
+                    DTensor.from_local(
+                        dyadic(2, 2, key=(rank.index, key), dtype=torch.float32).to(rank.device),
+                        mesh,
+                        [ROWS],
+                        run_check=False,
+                    ).requires_grad_()
+                    for key in range(2)
+                )
+                d = w * 1
+                try:
+                    result = run(d, x)
+                    result.to_local().sum().backward()
+                except (RuntimeError, AssertionError) as error:
+                    found.append(f"{error!r:.120}")
+                    continue
+                gradient: Any = x.grad
+                found.append([y.to_local().tolist() for y in (d.detach(), result.detach(), gradient)])
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+>>>>>>> t-inductor
 
 
 USED: dict[str, list[tuple[Callable[[Any], Any], list[int]]]] = {

@@ -1,0 +1,142 @@
+"""Views and detached aliases that compiled code returns together, and the strides of gradients through views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, assert_on_ranks, dyadic, requirement
+from harness.stacks import dynamo
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda y: y.view(-1),
+    "transposed": lambda y: y.t(),
+    "row": lambda y: y[1],
+    "itself": lambda y: y,
+    "detached": lambda y: y.detach(),
+}
+"""Ways to share the memory of a tensor of two dimensions."""
+
+ALONE = ("transposed", "row")
+"""Views that healthy PyTorch cannot return with detached aliases of them."""
+
+
+def based(x: torch.Tensor) -> torch.Tensor:
+    """Return a product, whose detached alias is summed over ranks."""
+    y = x * 2
+    dist.all_reduce(y.detach())
+    return y
+
+
+def returned() -> dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]]:
+    """Return functions of a tensor by name, each of which returns a view with an alias of it or of its base."""
+
+    def both(view: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = view(based(x))
+        return a, a.detach()
+
+    def again(view: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = view(based(x))
+        return a.detach(), a, a.view_as(a)
+
+    def of_base(view: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = based(x)
+        return view(y), y.detach(), y
+
+    forms = {"view, view detached": both, "view detached, view, view": again, "view, base detached, base": of_base}
+    return {
+        f"{form}, {name}": partial(function, view)
+        for form, function in forms.items()
+        for name, view in VIEWS.items()
+        if function is of_base or name not in ALONE
+    }
+
+
+def described(results: tuple[torch.Tensor, ...], x: torch.Tensor) -> list[Any]:
+    """Return what each result is, which of them share memory, and the gradient of those that require one."""
+    starts = [y.untyped_storage().data_ptr() for y in results]
+    facts = [
+        (y.tolist(), y.stride(), y.requires_grad, [start == other for other in starts])
+        for y, start in zip(results, starts, strict=True)
+    ]
+    losses = [(y * (n + 3)).sum() for n, y in enumerate(results) if y.requires_grad]
+    gradients = torch.autograd.grad(losses, x) if losses else ()
+    return [facts, [g.tolist() for g in gradients]]
+
+
+@requirement(
+    "DYN-RESULT-1802",
+    "Results of compiled code that share memory have the values, memory and gradients of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: aliases of intermediates; torch.Tensor: detach, view",
+)
+@pytest.mark.world(2)
+def test_aliases(world: World) -> None:
+    """Return views of a product, whose detached alias an all_reduce changes, with other views or detached aliases."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, function in returned().items():
+            found: list[Any] = []
+            for run in function, dynamo.compiled(function)[0]:
+                x = dyadic(2, 3, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
+                try:
+                    found.append(described(run(x), x))
+                except (RuntimeError, AssertionError, TypeError) as error:
+                    found.append(f"{error!r:.120}")
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "rotated": lambda x: x.permute(1, 2, 0),
+    "transposed": lambda x: x.transpose(0, 2),
+    "channels last": lambda x: x[None].contiguous(memory_format=torch.channels_last),
+}
+"""Tensors of three or four dimensions."""
+
+THROUGH: dict[str, Callable[[torch.Tensor], Any]] = {
+    "product": lambda x: x * 2,
+    "sine": lambda x: x.sin(),
+    "two": lambda x: (x * 2, x + 1),
+    "permuted": lambda x: (x * 2).transpose(0, 1),
+}
+
+
+@requirement(
+    "DYN-GRAD-1803",
+    "The gradient of compiled code has the strides of that of uncompiled code, whatever the layout of its results.",
+    source="torch.compile; torch/_functorch/_aot_autograd: tangents; torch.autograd.grad",
+)
+@pytest.mark.world(1)
+def test_strides_of_gradients(world: World) -> None:
+    """Give gradients with the strides of the results, and compare those of the argument, in four layouts."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+
+        def every_function(xs: list[torch.Tensor]) -> list[Any]:
+            return [function(x) for function, x in zip(THROUGH.values(), xs, strict=True)]
+
+        for layout, arranged in LAYOUTS.items():
+            found = []
+            for run in every_function, dynamo.compiled(every_function)[0]:
+                given = dyadic(4, 2, 3, key=0, dtype=torch.float32).to(rank.device)
+                xs = [arranged(given).detach().requires_grad_() for _ in THROUGH]
+                ends = [y for result in run(xs) for y in (result if isinstance(result, tuple) else (result,))]
+                gradients = torch.autograd.grad(ends, xs, [torch.ones_like(y) for y in ends])
+                found.append([(g.stride(), g.tolist()) for g in gradients])
+            for name, right, other in zip(THROUGH, *found, strict=True):
+                if right != other:
+                    wrong.append(f"{name}, {layout}: {right[0]} uncompiled, {other[0]} compiled")
+        return wrong
+
+    assert_on_ranks([[]], world.run(body))
