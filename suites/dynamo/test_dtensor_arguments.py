@@ -106,7 +106,6 @@ def test_changed_in_place(world: World, placement: Placement) -> None:
     world.run(body)
 
 
-<<<<<<< HEAD
 CHANGES: dict[str, list[Callable[[Any, Any], Any]]] = {
     "made": [
         lambda d, other: (e := d * 1).mul_(3) + e,
@@ -152,7 +151,8 @@ def test_changed_with_gradient(world: World, of: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * 2, world.run(body))
-=======
+
+
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda x: x.t(),
     "every second column": lambda x: x[:, ::2],
@@ -258,7 +258,6 @@ def test_changed_with_history(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
->>>>>>> t-inductor
 
 
 USED: dict[str, list[tuple[Callable[[Any], Any], list[int]]]] = {
