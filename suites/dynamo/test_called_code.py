@@ -143,7 +143,8 @@ class Guarded:
     """A context manager that notes what ends its block, and stops errors of one class."""
 
     def __init__(self, stops: type[BaseException] | None) -> None:
-        self.stops, self.seen = stops, list[Any]()
+        self.stops = stops
+        self.seen: list[Any] = []
 
     def __enter__(self) -> Guarded:
         self.seen.append("entered")
@@ -200,7 +201,7 @@ def test_contexts(world: World) -> None:
     """End blocks after a sum over ranks normally or by errors, which the context manager stops or not."""
 
     def body(rank: Rank) -> list[str]:
-        return unlike(rank, CONTEXTS)
+        return unlike(rank, CONTEXTS, fullgraph=True)
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
