@@ -218,7 +218,7 @@ ITERATORS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "In compiled code, an iterator over a list gives what was appended before it ended, but nothing once it has ended.",
     source="Python: Iterator types, 'must continue to do so on subsequent calls'; torch.compile",
 )
-@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, map, filter and reversed give other values")
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, map, filter and reversed give other values")
 @pytest.mark.world(2)
 def test_iterators(world: World) -> None:
     """Append a number after the first value of each iterator, and another one after its end."""
