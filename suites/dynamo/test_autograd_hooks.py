@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from fixtures.layers import layer
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_dynamo/compiled_autograd.py; torch.Tensor: register_hook, register_post_accumulate_grad_hook"
 
@@ -280,6 +282,7 @@ def test_callbacks(world: World) -> None:
     world.run(body)
 
 
+<<<<<<< HEAD
 @requirement(
     "DYN-HOOK-1807",
     "Under compiled autograd, hooks run in the order of an uncompiled backward, whatever they are hooks of.",
@@ -313,3 +316,83 @@ def test_order_of_hooks(world: World) -> None:
 
     ((right, other),) = world.run(body)
     assert other == right
+=======
+def _of_gradient(parameter: torch.Tensor) -> Any:
+    return parameter.register_hook(summed)
+
+
+def _after_accumulation(parameter: torch.Tensor) -> Any:
+    def reduce(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.copy_(summed(parameter.grad))
+
+    return parameter.register_post_accumulate_grad_hook(reduce)
+
+
+def _accumulator(parameter: torch.Tensor) -> Any:
+    """Return the node that accumulates a parameter's gradient."""
+    node = parameter.view_as(parameter).grad_fn
+    assert node is not None
+    return node.next_functions[0][0]
+
+
+def _after_accumulator(parameter: torch.Tensor) -> Any:
+    def reduce(*_: Any) -> None:
+        assert parameter.grad is not None
+        parameter.grad.copy_(summed(parameter.grad))
+
+    node = _accumulator(parameter)
+    node.register_hook(reduce)
+    return node
+
+
+def _before_accumulator(parameter: torch.Tensor) -> Any:
+    node = _accumulator(parameter)
+    node.register_prehook(lambda gradients: (summed(gradients[0]),))
+    return node
+
+
+HOOKS = (_of_gradient, _after_accumulation, _after_accumulator, _before_accumulator)
+"""Hooks of each kind that a parameter can have, each of which sums its gradient over ranks."""
+
+
+@requirement(
+    "DYN-HOOK-1900",
+    "Under compiled autograd, a hook of a compiled model's parameter reduces its gradient before the gradients of "
+    "earlier layers are computed, as without compiling.",
+    source=f"{SOURCE}: 'This differs from eager mode, which schedules them as soon as possible'",
+)
+@requirement(
+    "DYN-HOOK-1901",
+    "Under compiled autograd, hooks of a compiled model's parameters change gradients as without compiling.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("register", HOOKS, ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.world(2)
+def test_hooks_of_compiled_models(world: World, register: Callable[[torch.Tensor], Any]) -> None:
+    """Sum gradients of three layers over ranks in hooks: the first sum comes before the last product of matrices."""
+
+    def body(rank: Rank) -> None:
+        found = []
+        for compiles in (False, True):
+            model = nn.Sequential(*(layer(rank.device) for _ in range(3)))
+            kept = [register(parameter) for parameter in model.parameters()]
+            run, tracer = dynamo.compiled(model)[0] if compiles else model, Tracer("eager")
+            x = dyadic(2, 2, key=rank.index, dtype=torch.float32).to(rank.device)
+            with dynamo.compiled_backward(tracer, fullgraph=True) if compiles else nullcontext():
+                run(x).sum().backward()
+            found.append([p.grad for p in model.parameters()])
+            assert len(kept) == len(found[0])
+        for number, (right, gradient) in enumerate(zip(*found, strict=True)):
+            assert right is not None
+            assert gradient is not None
+            assert_same(right, gradient, f"gradient {number}")
+        names = [operator.name for operator in tracer.graphs[-1].operators]
+        sums = [place for place, name in enumerate(names) if "all_reduce" in name]
+        products = [place for place, name in enumerate(names) if {"mm", "addmm", "matmul"} & set(name.split("."))]
+        assert products, names
+        assert len(sums) == len(found[0]), names
+        assert sums[0] < products[-1], names
+
+    world.run(body)
+>>>>>>> t-dynamo

@@ -185,6 +185,25 @@ def hooks_in_checkpoints(x: torch.Tensor) -> torch.Tensor:
     return (checkpoint(inner, x, use_reentrant=False) + y * 3).sum()
 
 
+class Scale:
+    """Multiplies gradients by a number."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self.factor
+
+
+def hooks_with_objects(x: torch.Tensor) -> torch.Tensor:
+    """Register hooks that use a list, a dictionary and an object that are made there."""
+    scale, factors, shifts = Scale(3.0), [2.0], {"one": 1.0}
+    y = summed(x.detach()) * x
+    x.register_hook(lambda g: scale(g) * factors[0])
+    y.register_hook(lambda g: summed(g) + shifts["one"])
+    return (y * 3).sum()
+
+
 def penalty(x: torch.Tensor) -> torch.Tensor:
     """Sum what autograd saves no input for."""
     return (x.exp() * summed(x.detach())).sum()
@@ -206,12 +225,13 @@ def test_gradients(world: World) -> None:
     """Compare gradients with uncompiled code, and differentiate one again, which compiled code refuses."""
 
     def gradient(function: Function, x: torch.Tensor, *, again: bool) -> torch.Tensor:
+        x = x.detach().requires_grad_()
         return torch.autograd.grad(function(x), x, create_graph=again)[0]
 
     def body(rank: Rank) -> None:
-        for function in (hooks_in_order, hooks_in_checkpoints, penalty):
+        for function in (hooks_in_order, hooks_in_checkpoints, hooks_with_objects, penalty):
             x = dyadic(4, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
-            compiled, _ = dynamo.compiled(function, fullgraph=False)
+            compiled, _ = dynamo.compiled(function, fullgraph=function is hooks_with_objects)
             found = gradient(compiled, x, again=function is penalty)
             assert_same(gradient(function, x, again=False), found.detach(), function.__name__)
             if function is penalty:

@@ -1,0 +1,253 @@
+"""What code with collectives calls in Python: functions by their parameters, modules by __call__, context managers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from suites.dynamo.objects import Case, known, unlike
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def _by_position(x: torch.Tensor, k: float = 2.0, /, **options: float) -> Any:
+    return summed(x) * k, options
+
+
+def _by_position_or_name(x: torch.Tensor, /, k: float, *more: float, scale: float = 3.0, **options: float) -> Any:
+    return summed(x) * k * scale, more, options
+
+
+def _by_name(x: torch.Tensor, *, k: float = 4.0, **options: float) -> Any:
+    return summed(x) * k, options
+
+
+BY_NAME = {"k": 7.0, "x": 3.0}
+
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "by position": lambda x: _by_position(x, 5.0),
+    "left out": lambda x: _by_position(x),
+    "named as the tensor": lambda x: _by_position(x, x=3.0),
+    "named as the number": lambda x: _by_position(x, k=7.0),
+    "named as both": lambda x: _by_position(x, 5.0, k=7.0, x=3.0),
+    "unpacked": lambda x: _by_position(*(x, 5.0), **BY_NAME),
+    "more": lambda x: _by_position_or_name(x, 2.0, 3.0, 4.0, x=5.0),
+    "by name": lambda x: _by_position_or_name(x, k=2.0, scale=5.0, x=6.0, y=7.0),
+    "only by name": lambda x: _by_name(x, k=2.0, y=3.0),
+    "missing": lambda x: _by_position_or_name(x, x=3.0),  # type: ignore[call-arg]
+}
+"""Calls of functions with parameters of each kind, of which one raises an error."""
+
+
+@requirement(
+    "DYN-CALLED-1900",
+    "In compiled code, the arguments of a call go to the same parameters as in uncompiled code, whatever their kinds "
+    "or their names.",
+    source="Python: Calls; torch.compile: the compiled function does what the function does",
+)
+@pytest.mark.world(2)
+def test_parameters(world: World) -> None:
+    """Call by position, by name, with defaults, and by names that positional-only parameters have, too."""
+
+    def taken(x: torch.Tensor) -> list[Any]:
+        found: list[Any] = []
+        for call in CALLS.values():
+            try:
+                found.append(call(x))
+            except TypeError:
+                found.append("refused")
+        return found
+
+    def body(rank: Rank) -> None:
+        compiled, _ = dynamo.compiled(taken, backend="eager", fullgraph=False)
+        x = torch.arange(2.0, device=rank.device) + rank.index
+        for name, right, found in zip(CALLS, taken(x), compiled(x), strict=True):
+            assert known(found) == known(right), name
+
+    world.run(body)
+
+
+class Plus(nn.Module):
+    """A module that adds something in its own way of being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def __call__(self, x: torch.Tensor, *args: Any, more: float = 10.0) -> Any:
+        return super().__call__(x, *args) + more
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return x * self.weight * factor * summed(torch.ones_like(x.detach()))
+
+
+class PlusInherited(Plus):
+    """A module that has its way of being called from its class's base."""
+
+
+class Outer(nn.Module):
+    """A module that calls such modules, directly and in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.many = Plus(), nn.Sequential(PlusInherited(), Plus())
+        self.kept = nn.ModuleDict({"a": Plus()})
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.kept["a"](self.many(self.one(x)), more=5.0) + self.one(x, 2.0, more=1.0)
+
+
+@requirement(
+    "DYN-CALLED-1901",
+    "A compiled model calls its modules by their own __call__, also under DDP.",
+    source="torch.compile; torch.nn.Module.__call__",
+)
+@pytest.mark.parametrize("wraps", [False, True], ids=["plain", "ddp"])
+@pytest.mark.world(2)
+def test_own_call(world: World, wraps: bool) -> None:
+    """Call modules whose class or its base adds a number to what forward returns, with hooks on one of them."""
+
+    def body(rank: Rank) -> None:
+        model: nn.Module = Outer().to(rank.device)
+        model.one.register_forward_hook(lambda module, args, output: output * 2)  # type: ignore[union-attr]
+        model = DistributedDataParallel(model) if wraps else model
+        compiled, counter = dynamo.compiled(model, backend="eager", fullgraph=False)
+        x = torch.arange(2.0, device=rank.device) + rank.index
+        found = []
+        for call in (model, compiled):
+            output = call(x)
+            output.sum().backward()
+            found.append((known(output), [known(p.grad) for p in model.parameters()]))
+            model.zero_grad()
+        assert found[1] == found[0]
+        assert counter.graphs
+
+    world.run(body)
+
+
+class Guarded:
+    """A context manager that notes what ends its block, and stops errors of one class."""
+
+    def __init__(self, stops: type[BaseException] | None) -> None:
+        self.stops = stops
+        self.seen: list[Any] = []
+
+    def __enter__(self) -> Guarded:
+        self.seen.append("entered")
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+        self.seen += [kind is None, kind is ValueError, isinstance(value, ValueError), trace is None]
+        return kind is not None and kind is self.stops
+
+
+def _in_context(x: torch.Tensor, stops: Any, error: Any) -> Any:
+    context, caught = Guarded(stops), "nothing"
+    y = summed(x)
+    try:
+        with context:
+            y = y + 1
+            if error is not None:
+                raise error("no")
+            y = y + 10
+    except Exception:
+        caught = "error"
+    return y * 2, caught, context.seen[:4]
+
+
+def _in_both(x: torch.Tensor, stops: Any, error: Any) -> Any:
+    outer, inner, caught = Guarded(None), Guarded(stops), "nothing"
+    y = summed(x)
+    try:
+        with outer, inner:
+            y = y + 1
+            if error is not None:
+                raise error("no")
+    except Exception:
+        caught = "error"
+    return y * 2, caught, outer.seen[:4], inner.seen[:4]
+
+
+CONTEXTS: dict[str, Case] = {
+    f"{function.__name__}, {stops}, {error}": (function, (stops, error))
+    for function in (_in_context, _in_both)
+    for stops, error in ((None, None), (None, ValueError), (ValueError, ValueError), (ValueError, KeyError))
+}
+"""Blocks that end normally or by an error, in context managers that stop it or not."""
+
+
+@requirement(
+    "DYN-CALLED-1902",
+    "In compiled code, __exit__ of a user's context manager has the class and the value of the error that ends its "
+    "block, or None.",
+    source="Python: object.__exit__; torch.compile",
+)
+@pytest.mark.world(2)
+def test_contexts(world: World) -> None:
+    """End blocks after a sum over ranks normally or by errors, which the context manager stops or not."""
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, CONTEXTS, fullgraph=True)
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+FAILING: dict[str, Callable[[Any], Any]] = {
+    "math.sqrt": lambda k: math.sqrt(k),
+    "math.log": lambda k: math.log(k),
+    "math.exp": lambda k: math.exp(-1e9 * k),
+    "math.factorial": lambda k: math.factorial(k),
+    "int": lambda k: int(f"{k}a"),
+    "index": lambda k: [1, 2][k - 5],
+    "key": lambda k: {1: 2}[k],
+    "division": lambda k: 1 // (k + 1),
+    "operator": lambda k: operator.truediv(k, k + 1),
+    "attribute": lambda k: k.size,
+    "next": lambda k: next(iter(())),
+    "unpacked": lambda k: (lambda a, b: a)(*[k]),  # type: ignore[call-arg]
+}
+"""Calls with the number -1, each of which raises an error."""
+
+
+@requirement(
+    "DYN-CALLED-1903",
+    "Compiled code catches the errors of calls with plain numbers as uncompiled code does.",
+    source="Python: try; torch.compile",
+)
+@pytest.mark.world(2)
+def test_caught(world: World) -> None:
+    """Catch errors of arithmetic, mathematical functions, indices, keys and attributes by their classes."""
+
+    def caught(x: torch.Tensor, k: int) -> Any:
+        y, found = summed(x), []
+        for call in FAILING.values():
+            try:
+                call(k)
+            except ValueError:
+                found.append("value")
+            except (OverflowError, ZeroDivisionError):
+                found.append("number")
+            except (LookupError, AttributeError, TypeError, StopIteration):
+                found.append("other")
+        return y * len(found), found
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {"caught": (caught, (-1,))})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)

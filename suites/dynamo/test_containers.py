@@ -1,0 +1,247 @@
+"""Containers that compiled code with collectives changes or iterates: they are afterwards as without compiling."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
+from suites.dynamo.objects import known
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+class Doubling(dict[Any, Any]):
+    """A dictionary that keeps twice of what is written."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value * 2)
+
+
+class InOrder(OrderedDict[Any, Any]):
+    """An ordered dictionary that keeps twice of what is written."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value * 2)
+
+
+class Log(list[Any]):
+    """A list whose methods do not do what those of lists do."""
+
+    def extend(self, values: Any) -> None:
+        for value in values:
+            super().append(value * 2)
+
+    def clear(self) -> None:
+        super().append("cleared")
+
+
+def _written(x: torch.Tensor, table: Any) -> Any:
+    y = summed(x)
+    table["y"] = y
+    table["k"] = 3
+    return y + 1, "y" in table, len(table)
+
+
+def _updated_and_removed(x: torch.Tensor, table: Any) -> Any:
+    y = summed(x)
+    table.update(y=y, n=4)
+    del table["k"]
+    return y + table.pop("n"), table.setdefault("d", 5), list(table)
+
+
+def _counted(x: torch.Tensor, table: Any) -> Any:
+    table["k"] += 1
+    table["new"] += 2
+    return summed(x) * table["k"], table["new"]
+
+
+def _appended(x: torch.Tensor, items: Any) -> Any:
+    y = summed(x)
+    items.append(y)
+    items.append(7)
+    return y * len(items), items[0]
+
+
+def _replaced(x: torch.Tensor, items: Any) -> Any:
+    y = summed(x)
+    items[0] = y
+    return y + items[1], len(items)
+
+
+def _popped(x: torch.Tensor, items: Any) -> Any:
+    last = items.pop()
+    items.append(9)
+    return summed(x) * last, len(items)
+
+
+def _extended(x: torch.Tensor, items: Any) -> Any:
+    y = summed(x)
+    items.extend([y, 5])
+    return y * len(items), items[0]
+
+
+def _added(x: torch.Tensor, items: Any) -> Any:
+    items.add(8)
+    items.discard(1)
+    return summed(x) * len(items), 8 in items
+
+
+Change = Callable[[torch.Tensor, Any], Any]
+
+CHANGED: dict[str, tuple[Callable[[], Any], tuple[Change, ...]]] = {
+    "dict": (lambda: {"k": 1, "a": 2}, (_written, _updated_and_removed)),
+    "OrderedDict": (lambda: OrderedDict(k=1, a=2), (_written, _updated_and_removed)),
+    "defaultdict": (lambda: defaultdict(int, k=1, a=2), (_written, _updated_and_removed, _counted)),
+    "Counter": (lambda: Counter(k=1, a=2), (_counted,)),
+    "own __setitem__": (lambda: Doubling(k=1, a=2), (_written,)),
+    "own __setitem__, in order": (lambda: InOrder(k=1, a=2), (_written,)),
+    "list": (lambda: [1, 2], (_appended, _replaced, _popped, _extended)),
+    "own methods": (lambda: Log([1, 2]), (_appended, _replaced, _popped, _extended)),
+    "deque": (lambda: deque([1, 2]), (_appended, _replaced, _popped, _extended)),
+    "short deque": (lambda: deque([1, 2], maxlen=2), (_replaced, _popped)),
+    "set": (lambda: {1, 2}, (_added,)),
+}
+"""Containers with what compiled code does to them."""
+
+
+def content(container: Any) -> list[Any]:
+    """Return what a container holds, in its order."""
+    return [known(each) for each in (container.items() if hasattr(container, "items") else container)]
+
+
+def _after(change: Change, make: Callable[[], Any], rank: Rank) -> Any:
+    """Return what a function of a tensor and a new container gives, and what the container holds then."""
+    container = make()
+    found = known(change(torch.arange(2.0, device=rank.device) + rank.index, container))
+    return found, type(container).__name__, content(container)
+
+
+@requirement(
+    "DYN-CONTAINER-1900",
+    "A container that compiled code changes holds afterwards what it holds if the code is not compiled, whatever class "
+    "it has.",
+    source="torch.compile: the compiled function does what the function does; torch/_dynamo/side_effects.py",
+)
+@pytest.mark.world(2)
+def test_changed(world: World) -> None:
+    """Write sums over ranks and numbers to dictionaries, lists, deques, a set and subclasses with own methods."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, (make, changes) in CHANGED.items():
+            for change in changes:
+                compiled, _ = dynamo.compiled(change, backend="eager", fullgraph=False)
+                right = _after(change, make, rank)
+                for _ in range(2):
+                    try:
+                        found = _after(compiled, make, rank)
+                    except Exception as error:  # no error is right
+                        found = repr(error)[:300]
+                    if found != right:
+                        wrong.append(f"{name}, {change.__name__}: {right} uncompiled, {found} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+PROXIES: dict[str, Callable[[Any], Any]] = {
+    "index": lambda p: (p["a"], p["b"]),
+    "get": lambda p: (p.get("b"), p.get("c", 9)),
+    "keys": lambda p: list(p.keys()),
+    "values": lambda p: list(p.values()),
+    "items": lambda p: list(p.items()),
+    "copied": lambda p: dict(p),
+}
+"""What can be asked of a mapping proxy."""
+
+
+@requirement(
+    "DYN-CONTAINER-1901",
+    "In compiled code, a mapping proxy shows what the code has written to its dictionary before.",
+    source="types.MappingProxyType: 'a dynamic view on the mapping's entries'; torch.compile",
+)
+@pytest.mark.world(2)
+def test_proxies(world: World) -> None:
+    """Give a dictionary with its proxy, replace and add an entry, and ask the proxy in each way."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, ask in PROXIES.items():
+
+            def write(x: torch.Tensor, table: Any, proxy: Any, ask: Callable[[Any], Any] = ask) -> Any:
+                table["a"] = 5
+                table["b"] = 2
+                return summed(x) * len(table), ask(proxy)
+
+            compiled, _ = dynamo.compiled(write, backend="eager", fullgraph=False)
+            found = []
+            for call in (write, compiled):
+                table = {"a": 1}
+                result = call(torch.ones(2, device=rank.device), table, MappingProxyType(table))
+                found.append((known(result), content(table)))
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+ITERATORS: dict[str, Callable[[Any], Iterator[Any]]] = {
+    "iter": iter,
+    "enumerate": enumerate,
+    "zip": lambda items: zip(items, items, strict=False),
+    "map": lambda items: map(abs, items),
+    "filter": lambda items: filter(lambda value: value > 0, items),
+    "generator": lambda items: (value * 2 for value in items),
+    "reversed": reversed,
+}
+"""Iterators over a list."""
+
+
+@requirement(
+    "DYN-CONTAINER-1902",
+    "In compiled code, an iterator over a list gives what was appended before it ended, but nothing once it has ended.",
+    source="Python: Iterator types, 'must continue to do so on subsequent calls'; torch.compile",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, map, filter and reversed give other values")
+@pytest.mark.world(2)
+def test_iterators(world: World) -> None:
+    """Append a number after the first value of each iterator, and another one after its end."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, over in ITERATORS.items():
+
+            def iterate(x: torch.Tensor, over: Callable[[Any], Iterator[Any]] = over) -> Any:
+                items = [1, 2]
+                iterator = over(items)
+                found = [next(iterator)]
+                items.append(3)
+                found += list(iterator)
+                items.append(4)
+                return summed(x) * len(items), found, list(iterator), next(iterator, "none")
+
+            compiled, _ = dynamo.compiled(iterate, backend="eager", fullgraph=False)
+            x = torch.ones(2, device=rank.device)
+            right, found = known(iterate(x)), known(compiled(x))
+            if found != right:
+                wrong.append(f"{name}: {right} uncompiled, {found} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
