@@ -282,7 +282,6 @@ def test_callbacks(world: World) -> None:
     world.run(body)
 
 
-<<<<<<< HEAD
 @requirement(
     "DYN-HOOK-1807",
     "Under compiled autograd, hooks run in the order of an uncompiled backward, whatever they are hooks of.",
@@ -305,8 +304,8 @@ def test_order_of_hooks(world: World) -> None:
             for name, parameter in layers.named_parameters():
                 parameter.register_post_accumulate_grad_hook(noted(f"{name} accumulated"))
                 parameter.register_hook(noted(f"gradient of {name}"))
-            for name, layer in layers.named_children():
-                layer.register_full_backward_hook(noted(f"after {name}"))
+            for name, part in layers.named_children():
+                part.register_full_backward_hook(noted(f"after {name}"))
             result = layers(torch.ones(2, 3, device=rank.device))
             result.register_hook(noted("gradient of the result"))
             with dynamo.compiled_backward("eager") if captured else nullcontext():
@@ -316,7 +315,8 @@ def test_order_of_hooks(world: World) -> None:
 
     ((right, other),) = world.run(body)
     assert other == right
-=======
+
+
 def _of_gradient(parameter: torch.Tensor) -> Any:
     return parameter.register_hook(summed)
 
@@ -395,4 +395,3 @@ def test_hooks_of_compiled_models(world: World, register: Callable[[torch.Tensor
         assert sums[0] < products[-1], names
 
     world.run(body)
->>>>>>> t-dynamo

@@ -67,7 +67,7 @@ def test_shared_memory(world: World) -> None:
 
 @requirement(
     "TP-VIEW-1101",
-    "view() of a DTensor as another type of the same size has the same bits and placements, and shares its memory.",
+    "view() of a DTensor as another type of the same size shares its memory, bits and placements.",
     source="torch.Tensor.view(dtype): the returned tensor shares the same data; torch.distributed.tensor.DTensor",
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64], ids=str)

@@ -23,7 +23,7 @@ NO_COLLECTIVE = {
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
-        "get_pg_count is_backend_available is_gloo_available is_initialized is_mpi_available is_nccl_available"
+        "get_pg_count is_gloo_available is_initialized is_mpi_available is_nccl_available"
         " is_ucc_available is_xccl_available"
     ),
 }
