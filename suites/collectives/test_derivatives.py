@@ -187,15 +187,35 @@ def test_layouts(world: World, way: str) -> None:
 @pytest.mark.world(2)
 def test_layouts_of_one_rank(world: World, way: str) -> None:
     """Each rank in turn gives a matrix, or a gradient, that is not contiguous, and the other a contiguous one."""
-    through, names = WAYS[way]
-    left_out = (*AS_THEY_ARE, *(WITH_STRIDES if way == "module" else ()))  # healthy PyTorch mixes up their elements
+    names = WAYS[way][1]
+    left_out = (*AS_THEY_ARE, *(WITH_STRIDES if way == "module" else ()))  # test_clones_of_one_rank
+    compare_layouts_of_one_rank(world, way, [name for name in names if name not in left_out], LAYOUTS)
+
+
+@requirement(
+    "COLL-GRAD-1500",
+    "The strides of the inputs of a differentiable collective, and of its gradients, may differ between ranks.",
+    source="torch/distributed/nn/functional.py: 'Need contiguous tensors for collectives'; pytorch/pytorch#101373",
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", WITH_STRIDES)
+@pytest.mark.needs(features=["strided"])
+@pytest.mark.world(2)
+def test_clones_of_one_rank(world: World, name: str, layout: str) -> None:
+    """The same for what torch.distributed.nn.functional calls with a clone."""
+    compare_layouts_of_one_rank(world, "module", [name], {layout: LAYOUTS[layout]})
+
+
+def compare_layouts_of_one_rank(
+    world: World, way: str, names: Sequence[str], layouts: dict[str, Callable[[torch.Tensor], torch.Tensor]]
+) -> None:
+    """Compare results and gradients where one rank's input, or its gradient, has a layout and the other's has not."""
+    through = WAYS[way][0]
 
     def body(rank: Rank) -> None:
         for name in names:
-            if name in left_out:
-                continue
             given, results, gradients = matrices(name, rank.size)
-            for which, who, (layout, lay) in itertools.product(("input", "gradient"), range(2), LAYOUTS.items()):
+            for which, who, (layout, lay) in itertools.product(("input", "gradient"), range(2), layouts.items()):
                 if (way, name, which, layout) == ("module", "all_gather", "gradient", "transposed"):
                     continue  # test_transposed_gradients
                 what = f"{name}, {which} {layout} on rank {who}"

@@ -741,6 +741,27 @@ def test_staged_scalars(world: World, stager: str) -> None:
     assert_on_ranks([[1.0, 1.0]] * world.size, world.run(body))
 
 
+@requirement(
+    "RFSDP-CHECKPOINT-2200",
+    "A staged copy of a DTensor that requires gradients, a parameter or a result, requires none.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, BlockingAsyncStager, DefaultStager",
+)
+@pytest.mark.parametrize("stager", ["default", "blocking"])
+@pytest.mark.parametrize("kind", ["parameter", "result", "detached"])
+@pytest.mark.world(2)
+def test_staged_dtensors_without_gradients(world: World, kind: str, stager: str) -> None:
+    """Stage a sharded parameter, twice its values, or the parameter without gradients."""
+
+    def body(rank: Rank) -> tuple[list[float], bool]:
+        weight = nn.Parameter(distribute_tensor(torch.full((4,), 3.0, device=rank.device), rank.mesh(), [Shard(0)]))
+        given = {"parameter": weight, "result": weight * 2, "detached": weight.detach()}[kind]
+        staged = stager_called(stager).stage({"tensor": given})["tensor"]
+        return staged.to_local().tolist(), staged.requires_grad
+
+    value = 6.0 if kind == "result" else 3.0
+    assert_on_ranks([([value] * (4 // world.size), False)] * world.size, world.run(body))
+
+
 def rest(staged: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is in a staged state besides a model and its optimizer."""
     return {key: value for key, value in staged.items() if key not in ("model", "sgd")}

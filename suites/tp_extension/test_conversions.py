@@ -282,6 +282,31 @@ def test_alone(world: World) -> None:
 
 
 @requirement(
+    "TP-MOVE-2200",
+    "A deep copy or an unpickled copy of a slice of a DTensor has its values and placements in memory of its own.",
+    source="torch.Tensor.__deepcopy__, torch.save, torch.load",
+)
+@pytest.mark.parametrize("taken", ["first", "last"])
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+@pytest.mark.world(2)
+def test_copies_of_slices(world: World, way: str, taken: str) -> None:
+    """Copy the first or the last rows and columns of replicas, and of tensors with a shard of the other dimension."""
+
+    def body(rank: Rank) -> None:
+        whole = numbers(4, 4).to(rank.device)
+        for layout, dim in ((Replicate(), 0), (Replicate(), 1), (Shard(1), 0), (Shard(0), 1)):
+            start = 2 if taken == "last" else 0
+            x: Any = laid_out(whole, rank, layout).narrow(dim, start, 2)
+            made = copy.deepcopy(x) if way == "deepcopy" else pickle.loads(pickle.dumps(x))
+            what = f"{layout}, {dim=}"
+            assert made.placements == x.placements == (layout,), what
+            assert made.to_local().data_ptr() != x.to_local().data_ptr(), what
+            assert_same(whole.narrow(dim, start, 2), made.full_tensor(), what)
+
+    world.run(body)
+
+
+@requirement(
     "TP-MOVE-08",
     "torch.load with weights_only loads a DTensor on a mesh of two dimensions with its placements, mesh and values.",
     source="torch.load: weights_only; torch/distributed/tensor/__init__.py: add_safe_globals",
