@@ -110,7 +110,7 @@ def stagers() -> dict[str, Callable[[], Any]]:
 def test_closed_stagers(world: World) -> None:
     """Stage once or twice with each stager, drop the copies, and close it, while the state is still there.
 
-    The copies of one that stages apart are not counted: it keeps the last future.
+    The copies of one that stages apart are not counted: test_copies_of_a_closed_stager does.
     """
 
     def body(rank: Rank) -> list[str]:
@@ -144,6 +144,40 @@ def test_closed_stagers(world: World) -> None:
         return found
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-1707",
+    "A stager that is closed holds no copy that it staged.",
+    source=f"{SOURCE}.staging: DefaultStager.close: 'Clean up all resources used by the DefaultStager'",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, a stager that is closed keeps copies, or itself")
+@pytest.mark.parametrize("apart", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.world(1)
+def test_copies_of_a_closed_stager(world: World, apart: bool) -> None:
+    """Stage a tensor twice, in this thread or in another, and drop the copies before or after the stager is closed."""
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=apart, use_non_blocking_copy=False
+    )
+
+    def body(rank: Rank) -> list[str]:
+        found = []
+        for first in "dropped", "closed":
+            with uncollected():
+                stager = DefaultStager(options)
+                state = {"tensor": torch.ones(3, device=rank.device)}
+                staged: list[Any] = [stager.stage(state) for _ in range(2)]
+                staged = [each.result() for each in staged] if apart else staged
+                copies = [weakref.ref(each["tensor"].untyped_storage()) for each in staged]
+                if first == "closed":
+                    stager.close()
+                staged.clear()
+                if first == "dropped":
+                    stager.close()
+                found += [f"{first} first, copy {i}: held" for i, copy in enumerate(copies) if copy() is not None]
+        return found
+
+    assert_on_ranks([[]], world.run(body))
 
 
 def garbage() -> set[str]:

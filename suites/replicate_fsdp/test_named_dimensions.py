@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -85,6 +86,38 @@ def test_meshes(world: World) -> None:
                     torch.optim.SGD(model.parameters(), lr=2.0, foreach=False).step()
                     model.zero_grad()
                     whole = whole - (parts + 1)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-SPMD-2100",
+    "With dp_mesh_dims, fully_shard takes parameters on its mesh, even if a part or an equal of it was used before.",
+    source=SOURCE,
+)
+@DIMS
+@pytest.mark.parametrize("before", ["part", "equal"])
+@pytest.mark.world(4)
+def test_used_meshes(world: World, before: str) -> None:
+    """Train a layer that is sharded over one dimension and tensor-parallel over the other, or whole on an equal mesh.
+
+    FSDP-replicate makes such an equal mesh of two parts.
+    """
+
+    def body(rank: Rank) -> None:
+        names = (f"{before} data", "tensor")
+        mesh = rank.mesh(2, 2, names=names)
+        x = torch.ones(1, 4, device=rank.device)
+        used = mesh["tensor"] if before == "part" else init_device_mesh(rank.device.type, (2, 2), mesh_dim_names=names)
+        first = distributed(used, [Replicate()] * used.ndim, rank.device)
+        if before == "part":
+            fully_shard(first, mesh=mesh[names[0]])
+        first(distribute_tensor(x, used, [Replicate()] * used.ndim)).to_local().sum().backward()
+        second = distributed(mesh, [Replicate()] * 2, rank.device)
+        fully_shard(second, mesh=mesh, dp_mesh_dims=fsdp.DataParallelMeshDims(shard=names[0]))
+        second(distribute_tensor(x, mesh, [Replicate()] * 2)).to_local().sum().backward()
+        for model in first, second:
+            assert torch.equal(model.weight.grad.full_tensor().cpu(), torch.ones(8, 4))
 
     world.run(body)
 

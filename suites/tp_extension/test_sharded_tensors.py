@@ -27,8 +27,17 @@ SPLITS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
 }
 """The size of a tensor, the dimension in which it is sharded, and the sizes of each rank's shards."""
 
-BEFORE_OTHERS = ("empty-first", "empty-beside")
-"""Splits in which an empty shard has the offsets of another one, of which a checkpoint keeps one."""
+
+def made(rank: Rank, values: torch.Tensor, split: str) -> torch.Tensor:
+    """Return a tensor of a split of values, of which this rank has its shards."""
+    size, dim, sizes = SPLITS[split]
+    start = sum(sum(each) for each in sizes[: rank.index])
+    shards = []
+    for length in sizes[rank.index]:
+        offsets = [start if i == dim else 0 for i in range(len(size))]
+        shards.append((values.narrow(dim, start, length).contiguous(), offsets))
+        start += length
+    return joined_shards(rank.index, shards, size)
 
 
 @requirement(
@@ -41,31 +50,16 @@ BEFORE_OTHERS = ("empty-first", "empty-beside")
     "Gathering a ShardedTensor gives its destination every element, whichever ranks have none.",
     source=f"{SOURCE}/api.py: ShardedTensor.gather: 'Creates a full Tensor on rank dst'",
 )
-@requirement(
-    "TP-TENSOR-1703",
-    "A ShardedTensor is saved and loaded in a checkpoint, whichever ranks have no elements.",
-    source="torch.distributed.checkpoint: save, load",
-)
 @pytest.mark.filterwarnings("ignore:Gathering a tensor with zero elements")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.world(2, exclusive=True, timeout=5)
-def test_empty_shards(world: World, tmp_path: Path, split: str) -> None:
-    """Make a tensor of both ranks' shards, gather it on either rank, and load it into another."""
+def test_empty_shards(world: World, split: str) -> None:
+    """Make a tensor of both ranks' shards, and gather it on either rank."""
     size, dim, sizes = SPLITS[split]
 
     def body(rank: Rank) -> None:
         tensor = numbers(*size).to(rank.device)
-
-        def made(values: torch.Tensor) -> torch.Tensor:
-            start = sum(sum(each) for each in sizes[: rank.index])
-            shards = []
-            for length in sizes[rank.index]:
-                offsets = [start if i == dim else 0 for i in range(len(size))]
-                shards.append((values.narrow(dim, start, length).contiguous(), offsets))
-                start += length
-            return joined_shards(rank.index, shards, size)
-
-        sharded = made(tensor)
+        sharded = made(rank, tensor, split)
         assert sharded.size() == tensor.size()
         assert [list(each.tensor.shape)[dim] for each in sharded.local_shards()] == sizes[rank.index]
         for root in range(2):
@@ -73,10 +67,24 @@ def test_empty_shards(world: World, tmp_path: Path, split: str) -> None:
             sharded.gather(root, out)
             if out is not None:
                 assert_same(tensor, out, f"gathered on rank {root}")
-        if split in BEFORE_OTHERS:
-            return
+
+    world.run(body)
+
+
+@requirement(
+    "TP-TENSOR-1703",
+    "A ShardedTensor is saved and loaded in a checkpoint, whichever ranks have no elements.",
+    source="torch.distributed.checkpoint: save, load",
+)
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.world(2, exclusive=True, timeout=5)
+def test_saved_empty_shards(world: World, tmp_path: Path, split: str) -> None:
+    """Save a tensor of both ranks' shards, and load it into another one of the same shards."""
+
+    def body(rank: Rank) -> None:
+        tensor = numbers(*SPLITS[split][0]).to(rank.device)
+        sharded, loaded = made(rank, tensor, split), made(rank, torch.full_like(tensor, -1), split)
         checkpoint.save({"sharded": sharded}, checkpoint_id=tmp_path)
-        loaded = made(torch.full_like(tensor, -1))
         checkpoint.load({"sharded": loaded}, checkpoint_id=tmp_path)
         for right, found in zip(sharded.local_shards(), loaded.local_shards(), strict=True):
             assert_same(right.tensor, found.tensor, "loaded")
