@@ -1,6 +1,6 @@
 # A norm can't be added in place to a pending sum: AssertionError (since torch 2.14, and before 2.12)
 # unreported
-# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Seen with torch 2.14.1+cu132, gloo, Python 3.11, Linux x86-64; not there in 2.13.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_norm_in_place.py
 # It exits with 1 where the defect is there.
 
