@@ -567,6 +567,63 @@ def test_counts_again(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+BY_NUMBERS: dict[str, dict[str, Operator]] = {
+    "sums": {
+        "sum": torch.add,
+        "sum with it": lambda x, a: a + x,
+        "sum of a multiple": lambda x, a: torch.add(x, a, alpha=2),
+        "difference": torch.sub,
+    },
+    "others": {
+        "difference from it": lambda x, a: a - x,
+        "product": torch.mul,
+        "product in place": lambda x, a: x.clone().mul_(a),
+        "quotient": torch.div,
+        "quotient of it": lambda x, a: a / x,
+        "power": torch.pow,
+        "power of it": lambda x, a: a**x,
+        "remainder": torch.remainder,
+        "comparison": torch.gt,
+        "equality": torch.eq,
+        "minimum": lambda x, a: x.clamp(min=a),
+        "choice": lambda x, a: torch.where(x > 1, x, a),
+        "masked_fill": lambda x, a: x.masked_fill(x > 1, a),
+        "lerp": lambda x, a: torch.lerp(x, x * 2, a),
+    },
+}
+"""Functions of a matrix and of a number, which may be a tensor without dimensions."""
+
+
+@requirement(
+    "TP-AGAIN-2000",
+    "An operator on a DTensor gives the same for a number as for such a tensor, whichever it was given before.",
+    source=f"{SOURCE}; pytorch/pytorch#163193",
+)
+@pytest.mark.parametrize("kind", BY_NUMBERS)
+@pytest.mark.world(2)
+def test_numbers_after_tensors(world: World, kind: str) -> None:
+    """Give a replicated tensor without dimensions and a number, one after the other; the matrix has each placement."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        two = torch.tensor(2.0, dtype=torch.float64, device=rank.device)
+        for number_first, (name, function) in itertools.product((False, True), BY_NUMBERS[kind].items()):
+            whole = floats(3, 8 if number_first else 9, start=1).to(rank.device)
+            for layout in choices(whole):
+                x, tensor = distributed(whole, layout, rank, mesh), distributed(two, Replicate(), rank, mesh)
+                for given in (2.0, tensor) if number_first else (tensor, 2.0):
+                    kind_given = "a tensor" if given is tensor else "a number"
+                    case = f"{name} of {layout} with {kind_given}, {number_first=}"
+                    try:
+                        if not close(function(whole, 2.0), function(x, given).full_tensor()):
+                            wrong.append(case)
+                    except (AttributeError, RuntimeError) as e:
+                        wrong.append(f"{case}: {type(e).__name__}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 APART, BOTH, ALL = Shard(0), (Shard(0), Shard(0)), (Shard(0), Replicate())
 FREE: dict[str, tuple[Operator, Operands, tuple[Placement, ...], bool]] = {
     "layer_norm": (

@@ -16,7 +16,6 @@ from fixtures.operators import Operator, close, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS, REDUCED
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
-from harness.stacks.limit import runs_with
 from harness.stacks.tp_extension import foreach
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
@@ -331,8 +330,6 @@ OF_TWO: dict[str, Operator] = {
     "distance": torch.dist,
 }
 """Operators on the norms of two matrices."""
-if runs_with("<2.14"):  # which completes a norm before it adds it in place, and does not raise an error
-    OF_TWO["sum in place"] = lambda a, b: a.clone().add_(b)
 
 
 @requirement(
@@ -358,6 +355,38 @@ def test_norms(world: World) -> None:
                     wrong.append(f"{case}: {str(e).splitlines()[0]}")
                     continue
                 if not close(expected, found.full_tensor()):
+                    wrong.append(case)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-PEND-01",
+    "An operator on two DTensors with pending reductions, equal or different ones, gives what it gives on the results.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.parametrize("to", ["count", "norm"])
+@pytest.mark.world(2)
+def test_norms_in_place(world: World, to: str) -> None:
+    """Add or subtract norms in place, to other norms or to how many elements are not zero, which is a pending sum."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, one, two = [], floats(4, 6, start=1).to(rank.device), floats(4, 6, start=3).to(rank.device)
+        a, b = (distributed(x, Shard(0), rank, rank.mesh()) for x in (one, two))
+        for order, of, dim in itertools.product((0,) if to == "count" else (1, 2, 3), (1, 2, 3), (None, 0)):
+            for sign in 1, -1:
+                case = f"{sign} times norm {of} added to norm {order} over {dim}"
+                expected = torch.linalg.vector_norm(one, order, dim).add(
+                    torch.linalg.vector_norm(two, of, dim), alpha=sign
+                )
+                found = torch.linalg.vector_norm(a, order, dim).clone()
+                try:
+                    found.add_(torch.linalg.vector_norm(b, of, dim), alpha=sign)
+                except (AssertionError, RuntimeError) as e:
+                    wrong.append(f"{case}: {str(e).splitlines()[0]}")
+                    continue
+                if not close(expected, found.full_tensor()):  # type: ignore[attr-defined]
                     wrong.append(case)
         return wrong
 

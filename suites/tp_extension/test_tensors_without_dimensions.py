@@ -85,6 +85,11 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "mse_loss": (lambda x: functional.mse_loss(x, x * 2), (NUMBER,)),
         "histc": (lambda x: x.histc(4, 0, 4), (NUMBER,)),
     },
+    "logsumexp": {
+        f"logarithm over {dim}, {keep}": (lambda x, dim=dim, keep=keep: x.logsumexp(dim, keep), (NUMBER,))
+        for dim in (0, -1)
+        for keep in (False, True)
+    },
 }
 """Operators with operands, of which at least one has no dimensions."""
 

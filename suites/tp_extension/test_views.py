@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -25,6 +27,11 @@ SHAPES: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
     (3, 2, 4): ((6, 4), (3, 8), (24,)),
 }
 """Shapes, and those that a view gives them."""
+REGROUPED: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
+    (4, 6): ((6, 4), (2, 12), (8, 3), (12, 2)),
+    (2, 3, 4): ((2, 4, 3), (2, 2, 6)),
+}
+"""Shapes, and those in which the rows of their last dimension are cut elsewhere."""
 WHOLE = ((6,), (3, 2)), ((15,), (3, 5)), ((15,), (5, 3)), ((24,), (3, 2, 4))
 """Shapes of which shards of the first dimension can't be viewed, because a row would be on two ranks."""
 
@@ -66,6 +73,39 @@ def test_shared_memory(world: World) -> None:
 
 
 @requirement(
+    "TP-VIEW-1100",
+    "view() of a DTensor shares its memory without communication, or raises an error on every rank.",
+    source="torch.Tensor.view: the returned tensor shares the same data; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("kind", ["first dimension", "last dimension"])
+@pytest.mark.world(2)
+def test_regrouped(world: World, kind: str) -> None:
+    """Shard the first dimension, or the last one, of which a view cuts the rows elsewhere; write to the view."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, viewed = rank.mesh(), [], 0
+        for shape, views in REGROUPED.items():
+            whole, layout = floats(*shape).to(rank.device), Shard(0 if kind == "first dimension" else len(shape) - 1)
+            for to in views:
+                own, at = distributed(whole.clone(), layout, rank, mesh), messages.launched()
+                try:
+                    found = own.view(to)
+                except RuntimeError:
+                    continue
+                viewed += 1
+                if messages.launched() != at or not right(whole.view(to), found):
+                    wrong.append(f"{shape} of {layout} as {to}: {found.placements}")
+                found.fill_(9)
+                if not right(torch.full_like(whole, 9), own):
+                    wrong.append(f"{shape} of {layout} as {to}: a copy")
+        if not viewed and kind == "first dimension":
+            wrong.append("all are refused")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-VIEW-1101",
     "view() of a DTensor as another type of the same size shares its memory, bits and placements.",
     source="torch.Tensor.view(dtype): the returned tensor shares the same data; torch.distributed.tensor.DTensor",
@@ -91,6 +131,32 @@ def test_other_types(world: World, dtype: torch.dtype) -> None:
                 found.zero_()
                 if not right(torch.zeros_like(whole), own):
                     wrong.append(f"{case}: a copy")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+SIZES = torch.float64, torch.float32, torch.int16, torch.uint8, torch.complex128
+"""Types of different sizes."""
+
+
+@requirement(
+    "TP-VIEW-2000",
+    "view() of a DTensor as a type of another size has the shape and the bits that it has for a plain tensor.",
+    source="torch.Tensor.view(dtype): the size of the last dimension is scaled; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("kind", ["once", "again"])
+@pytest.mark.world(2)
+def test_other_sizes(world: World, kind: str) -> None:
+    """View replicas and shards of rows as each type: a matrix of its own for each type, or all types of one matrix."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for layout, (i, dtype) in itertools.product((Replicate(), Shard(0)), enumerate(SIZES)):
+            whole = floats(5, 12 if kind == "again" else 14 + 2 * i).to(rank.device)
+            found, expected = distributed(whole, layout, rank, mesh).view(dtype), whole.view(dtype)
+            if found.shape != expected.shape or not right(expected, found):
+                wrong.append(f"{dtype} of {layout}: has shape {tuple(found.shape)}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
