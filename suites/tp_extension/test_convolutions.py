@@ -150,5 +150,5 @@ def test_frozen(world: World, trained: tuple[str, ...]) -> None:
 
 
 def same(due: Any, found: Any) -> bool:
-    """Compare bits with the whole of a DTensor, which may have a wrong shape."""
-    return found is not None and torch.equal(due.detach(), found.full_tensor().detach())
+    """Compare values and dtype with the whole of a DTensor, which may have a wrong shape."""
+    return found is not None and due.dtype == found.dtype and torch.equal(due.detach(), found.full_tensor().detach())
