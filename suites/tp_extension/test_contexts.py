@@ -65,7 +65,7 @@ def test_input_reshard(world: World) -> None:
                 for where in (0, 1, 2), (1,), ():
                     what = f"shape {shape}, dim {dim}, modules {where}"
                     if dim is not None and shape[dim] % rank.size:
-                        continue  # PyTorch up to 2.15 restores unequal parts to a wrong size
+                        continue  # input_reshard_uneven: these are restored to a wrong size
                     model = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
                     for i in where:
                         assert input_reshard(model[i], rank.mesh(), dim) is model[i], what
