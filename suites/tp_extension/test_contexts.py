@@ -65,7 +65,7 @@ def test_input_reshard(world: World) -> None:
                 for where in (0, 1, 2), (1,), ():
                     what = f"shape {shape}, dim {dim}, modules {where}"
                     if dim is not None and shape[dim] % rank.size:
-                        continue  # PyTorch up to 2.15 restores unequal parts to a wrong size
+                        continue  # input_reshard_uneven: these are restored to a wrong size
                     model = nn.Sequential(Product(*shape), Product(*shape), Product(*shape)).to(rank.device)
                     for i in where:
                         assert input_reshard(model[i], rank.mesh(), dim) is model[i], what
@@ -102,16 +102,29 @@ def test_input_reshard(world: World) -> None:
     "With input_reshard over any dimension, a module has the output and gradients that it has without.",
     source=f"{SOURCE}.input_reshard",
 )
-@pytest.mark.parametrize("saved", ["activations of a rank", "unequal parts"])
+@pytest.mark.parametrize("saved", ["activations of a rank", "unequal parts", "few elements", "a vector", "a matrix"])
 @pytest.mark.world(2)
 def test_input_reshard_of_parts(world: World, saved: str) -> None:
-    """A module saves activations that each rank has of its own between two parallel layers, or ranks don't divide."""
+    """A module saves what each rank has of its own, what ranks don't divide, as many elements as ranks, or a vector."""
+
+    class Product(nn.Module):
+        def __init__(self, *shape: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(numbers(*shape) % 3 + 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    shapes = {"unequal parts": (3, 6), "few elements": (2, 1), "a matrix": (2, 6)}
+    dims = {"unequal parts": (None, 0), "few elements": (None, 0), "a vector": (None, 1)}
 
     def body(rank: Rank) -> None:
-        for dim in (None, 0, 1) if saved != "unequal parts" else (None, 0):
-            model: nn.Module = nn.Sigmoid()
-            x = (numbers(3, 6) % 5 / 4).to(rank.device)
-            if saved != "unequal parts":
+        for dim in dims.get(saved, (None, 0, 1)):
+            shape = shapes.get(saved, (3, 6))
+            model: nn.Module = nn.Sigmoid() if saved == "unequal parts" else Product(*shape[saved == "a vector" :])
+            model.to(rank.device)
+            x = (numbers(*shape) % 5 / 4).to(rank.device)
+            if saved == "activations of a rank":
                 layers = [nn.Linear(6, 6, bias=False, device=rank.device) for _ in range(2)]
                 for layer in layers:
                     nn.init.constant_(layer.weight, 0.125)
@@ -392,9 +405,11 @@ def test_context_parallel(world: World, memory: str) -> None:
     "In loss_parallel, class weights, ignored targets or more dimensions give one device's loss and gradient.",
     source=f"{SOURCE}.loss_parallel",
 )
+@pytest.mark.parametrize("targets_of", ["classes", "no-class-weighted"])
 @pytest.mark.world(2)
-def test_losses(world: World) -> None:
+def test_losses(world: World, targets_of: str) -> None:
     """Combine each reduction with weights or none, an ignore_index or the default, and shapes of logits."""
+    outside = targets_of != "classes"  # ignored targets that are no class, with weights
 
     def body(rank: Rank) -> None:
         shapes: dict[tuple[int, ...], tuple[int, ...]] = {(5, 6): (5,), (3, 7): (3,), (2, 6, 4): (2, 4), (6,): ()}
@@ -405,7 +420,9 @@ def test_losses(world: World) -> None:
             classes = 0 if len(shape) == 1 else 1
             logits = ((numbers(*shape) * 7) % 11 * 3).double().to(rank.device) - 9
             targets = ((numbers(*of) * 5) % shape[classes]).long().to(rank.device)
-            if targets.dim() and not (weighted and ignored < 0):  # of these, PyTorch up to 2.15 has no gradient
+            if outside and not (targets.dim() and weighted and ignored < 0):
+                continue
+            if targets.dim() and (outside or not (weighted and ignored < 0)):
                 targets.view(-1)[1] = ignored
             weight = numbers(shape[classes]).double().to(rank.device) if weighted else None
             options: Any = {"reduction": reduction, "ignore_index": ignored}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,6 +128,76 @@ def test_factories_on_meshes(world: World) -> None:
                     filled: Any = nn.init.constant_(dtensors.empty(shape, **options), 2.5)
                     assert (filled.placements, filled.to_local().shape) == (placements, right.shape), what
                     assert (filled.to_local() == 2.5).all(), what
+
+    world.run(body)
+
+
+FROM_THE_END: dict[str, dict[str, Callable[[torch.Tensor, DeviceMesh, Placement], Any]]] = {
+    "tensors": {
+        "distribute_tensor": lambda x, mesh, p: distribute_tensor(x, mesh, [p]),
+        "from_local": lambda x, mesh, p: DTensor.from_local(_own(x, mesh, p), mesh, [p]),
+        "redistribute": lambda x, mesh, p: distribute_tensor(x, mesh, [Replicate()]).redistribute(placements=[p]),
+    },
+    "factories": {
+        "ones": lambda x, mesh, p: dtensors.ones(x.shape, device_mesh=mesh, placements=[p]),
+        "zeros": lambda x, mesh, p: dtensors.zeros(x.shape, device_mesh=mesh, placements=[p]) + 1,
+        "full": lambda x, mesh, p: dtensors.full(x.shape, 1.0, device_mesh=mesh, placements=[p]),
+        "empty": lambda x, mesh, p: dtensors.empty(x.shape, device_mesh=mesh, placements=[p]).fill_(1),
+    },
+    "gradients": {"to_local": lambda x, mesh, p: _gradient_of_part(x, mesh, p)},
+    "gradients-of-from_local": {"from_local": lambda x, mesh, p: _gradient_of_whole(x, mesh, p)},
+}
+"""What gives a matrix, or ones, as a DTensor in a placement; for gradients it describes the result's."""
+GRADIENT_PLACEMENTS = "torch.distributed.tensor.DTensor.from_local(grad_placements)"
+
+
+def _own(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> torch.Tensor:
+    """Return this rank's part of a matrix."""
+    assert isinstance(placement, Shard)
+    return x.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].contiguous()
+
+
+def _gradient_of_part(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Any:
+    """Return the gradient of a DTensor whose local tensor is multiplied by this rank's part of a matrix."""
+    leaf = distribute_tensor(torch.zeros_like(x), mesh, [Replicate()]).requires_grad_()
+    part_of_it: Any = leaf.redistribute(placements=[placement])
+    (part_of_it.to_local(grad_placements=[placement]) * _own(x, mesh, placement)).sum().backward()
+    gradient: Any = leaf.grad
+    return gradient.redistribute(placements=[placement])
+
+
+def _gradient_of_whole(x: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> Any:
+    """Return the gradient of this rank's part of a matrix that is multiplied by another matrix as a DTensor."""
+    own = torch.zeros_like(_own(x, mesh, placement)).requires_grad_()
+    whole = DTensor.from_local(own, mesh, [placement], grad_placements=[placement])
+    (whole.full_tensor() * x).sum().backward()
+    assert own.grad is not None
+    return DTensor.from_local(own.grad, mesh, [placement])
+
+
+@requirement(
+    "TP-MAKE-2701",
+    "Wherever DTensors are made or converted, Shard(-1) names the last dimension, as it does for distribute_tensor.",
+    source=f"{SOURCE}.Shard: can be used by all DTensor APIs; pytorch/pytorch#111750",
+)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.needs(torch=GRADIENT_PLACEMENTS)] if kind.endswith("from_local") else [])
+        for kind in FROM_THE_END
+    ],
+)
+@pytest.mark.world(2)
+def test_dimensions_from_the_end(world: World, kind: str) -> None:
+    """Shard the last dimension and the one before it, in what is made, and in what a gradient is said to have."""
+
+    def body(rank: Rank) -> None:
+        mesh, whole = rank.mesh(), numbers(4, 6).to(rank.device)
+        expected = torch.ones_like(whole) if kind == "factories" else whole
+        for (name, function), dim in itertools.product(FROM_THE_END[kind].items(), (-1, -2)):
+            found = function(whole, mesh, Shard(dim))
+            assert found.placements == (Shard(dim + 2),), f"{name}: {found.placements}"
+            assert_same(part(expected, rank, Shard(dim + 2)), found.to_local().detach(), name)
 
     world.run(body)
 

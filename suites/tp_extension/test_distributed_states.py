@@ -183,17 +183,22 @@ def test_scaling(world: World) -> None:
     source="torch.amp.GradScaler: step, update",
 )
 @pytest.mark.parametrize("order", [("weight", "bias"), ("bias", "weight")], ids=["sharded-first", "replicated-first"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, 4)
 def test_order_of_gradients(world: World, order: tuple[str, str]) -> None:
-    """A row-wise layer has a sharded weight and a replicated bias; the infinity is in each rank's shard in turn."""
+    """A row-wise layer has a sharded weight and a replicated bias, both sharded by fully_shard over pairs of four."""
 
     def body(rank: Rank) -> list[float]:
         scales = []
         for spoiled in range(rank.size):
-            layer = parallelize_module(nn.Linear(4, 4).to(rank.device), rank.mesh(), RowwiseParallel())
+            layer = nn.Linear(4, 4).to(rank.device)
+            if rank.size == 2:
+                parallelize_module(layer, rank.mesh(), RowwiseParallel())
+            else:
+                mesh = rank.mesh(2, 2, names=("dp", "tp"))
+                fully_shard(parallelize_module(layer, mesh["tp"], RowwiseParallel()), mesh=mesh["dp"])
             sgd = torch.optim.SGD([layer.get_parameter(name) for name in order], lr=0.25)
             scaler = torch.amp.GradScaler(rank.device.type, init_scale=16.0)
-            scaler.scale(layer(torch.ones(2, 4 // rank.size, device=rank.device)).sum()).backward()
+            scaler.scale(layer(torch.ones(2, 2, device=rank.device)).sum()).backward()
             if rank.index == spoiled:
                 gradient: Any = layer.weight.grad
                 gradient.to_local()[0, 0] = float("inf")

@@ -126,6 +126,27 @@ def test_results(world: World) -> None:
 
 
 @requirement(
+    "TP-LOCAL-2702",
+    "in_placements of local_map may count a dimension from the end, as those of from_local may.",
+    source=f"{SOURCE}: in_placements; torch.distributed.tensor.Shard: can be used by all DTensor APIs",
+)
+@pytest.mark.parametrize("moved", [False, True], ids=["as-they-are", "redistributed"])
+@pytest.mark.world(2)
+def test_dimensions_from_the_end(world: World, moved: bool) -> None:
+    """Give a matrix that is sharded by columns, with redistribute_inputs or without it."""
+
+    def body(rank: Rank) -> None:
+        whole = numbers(4, 6).to(rank.device)
+        for dim in -1, -2:
+            double = local_map(lambda x: x * 2, [Shard(dim)], ([Shard(dim)],), redistribute_inputs=moved)
+            found: Any = double(laid_out(whole, rank, Shard(dim + 2)))
+            assert found.placements == (Shard(dim + 2),)
+            assert_same(whole * 2, found.full_tensor(), f"dimension {dim}")
+
+    world.run(body)
+
+
+@requirement(
     "TP-LOCAL-186",
     "A result of local_map has the shape of the whole on every rank, also if its shards differ in size.",
     source=f"{SOURCE}: out_placements; pytorch/pytorch#172812",

@@ -567,6 +567,50 @@ def test_counts_again(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+FORMATTED: dict[str, dict[str, Callable[[Any, Any], Any]]] = {
+    "copied": {
+        "clone": lambda x, a: x.clone(memory_format=a),
+        "contiguous": lambda x, a: x.contiguous(memory_format=a),
+    },
+    "made-or-converted": {
+        "empty_like": lambda x, a: torch.empty_like(x, memory_format=a).fill_(2),
+        "zeros_like": lambda x, a: torch.zeros_like(x, memory_format=a),
+        "ones_like": lambda x, a: torch.ones_like(x, memory_format=a),
+        "full_like": lambda x, a: torch.full_like(x, 2.0, memory_format=a),
+        "to": lambda x, a: x.to(torch.float32, memory_format=a),
+        "half": lambda x, a: x.half(memory_format=a),
+    },
+}
+"""Functions of images and of a memory format."""
+
+
+@requirement(
+    "TP-AGAIN-2700",
+    "A DTensor that is made like another one, copied or converted has the memory format asked for, whichever was "
+    "asked for before.",
+    source="torch: empty_like, zeros_like, ones_like, full_like; torch.Tensor: to, clone, contiguous: memory_format",
+)
+@pytest.mark.parametrize("kind", FORMATTED)
+@pytest.mark.world(2)
+def test_formats_again(world: World, kind: str) -> None:
+    """Ask for contiguous images, for channels last, and for contiguous ones again."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, whole = rank.mesh(), [], floats(4, 2, 4, 6).to(rank.device)
+        for placement, (name, function) in itertools.product(
+            (Replicate(), Shard(0), Shard(2)), FORMATTED[kind].items()
+        ):
+            x = distributed(whole, placement, rank, mesh)
+            for asked in torch.contiguous_format, torch.channels_last, torch.contiguous_format:
+                expected, found = function(whole, asked), function(x, asked)
+                if not right(expected, found) or found.stride() != expected.stride():
+                    wrong.append(f"{name} of {placement}, {asked}: strides {found.stride()}")
+                assert found.to_local().is_contiguous(memory_format=asked), f"{name} of {placement}"
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 BY_NUMBERS: dict[str, dict[str, Operator]] = {
     "sums": {
         "sum": torch.add,

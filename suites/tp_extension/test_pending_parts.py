@@ -165,9 +165,12 @@ LOOKED_AT: dict[str, dict[str, Callable[[Any], Any]]] = {
 """What one does with the result of a lookup, and leaves."""
 
 
-def looked_up(rank: Rank) -> DTensor:
-    """Return the rows that tokens have in a table whose rows are sharded."""
+def looked_up(rank: Rank, *, gathered: bool = False) -> DTensor:
+    """Return the rows that tokens have in a table whose rows are sharded, or an element of each row in columns."""
     tokens, table = TOKENS.to(rank.device), TABLE.to(rank.device)
+    if gathered:
+        columns = distributed(table, Shard(1), rank, rank.mesh())
+        return columns.gather(1, distributed(tokens.view(4, 1) % 2, Replicate(), rank, rank.mesh()))  # type: ignore[return-value]
     layouts = (Replicate(), Shard(0))
     own = (distributed(x, p, rank, rank.mesh()) for x, p in zip((tokens, table), layouts, strict=True))
     return functional.embedding(*own)  # type: ignore[return-value]
@@ -215,6 +218,11 @@ OF_LOOKUPS: dict[str, dict[str, Operator]] = {
         "unsqueeze": lambda x: x.unsqueeze(0),
         "unbind": lambda x: x.unbind()[1],
     },
+    "gathered": {
+        "squeeze": lambda x: x.squeeze(1),
+        "transpose": lambda x: x.t(),
+        "flatten": lambda x: x.flatten(),
+    },
     "others": {
         "first elements": lambda x: x[..., 0],
         "slice of elements": lambda x: x[..., :1],
@@ -228,7 +236,7 @@ OF_LOOKUPS: dict[str, dict[str, Operator]] = {
         "clone": lambda x: x.clone().transpose(0, 1),
     },
 }
-"""Operators on the result of a lookup."""
+"""Operators on the result of a lookup, or of a gather."""
 
 
 @requirement(
@@ -244,9 +252,10 @@ def test_lookups(world: World, kind: str) -> None:
     def body(rank: Rank) -> list[str]:
         wrong = []
         for name, operator in OF_LOOKUPS[kind].items():
-            expected = operator(functional.embedding(TOKENS, TABLE).to(rank.device))
+            whole = TABLE.gather(1, TOKENS.view(4, 1) % 2) if kind == "gathered" else TABLE[TOKENS]
+            expected = operator(whole.to(rank.device))
             try:
-                if not close(expected, operator(looked_up(rank)).full_tensor()):
+                if not close(expected, operator(looked_up(rank, gathered=kind == "gathered")).full_tensor()):
                     wrong.append(name)
             except (IndexError, RuntimeError) as e:
                 wrong.append(f"{name}: {type(e).__name__}")
