@@ -675,7 +675,9 @@ def test_surroundings(rank: Rank) -> None:
         for way, made in line.items():
             check(rank, made, table[:, 0], made.mesh_dim_names, f"{name}, {way}")
             shards = distribute_tensor(torch.arange(2.0, device=rank.device), made, [Shard(0)])
-            assert (shards.to_local().tolist(), shards.sum().full_tensor().item()) == ([rank.index], 1), f"{name}, {way}"
+            assert (shards.to_local().tolist(), shards.sum().full_tensor().item()) == ([rank.index], 1), (
+                f"{name}, {way}"
+            )
 
 
 @requirement(
