@@ -7,8 +7,9 @@ import gc
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -624,6 +625,59 @@ def test_without_a_default_group(world: World) -> None:
         assert dist.group.WORLD is made
 
     world.run(body)
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """Make a device the default one of this thread."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "device": lambda: torch.device("meta"),
+    "default device": lambda: default_device("meta"),
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+}
+"""Contexts that say where or how tensors are made."""
+
+
+@requirement(
+    "COLL-MESH-2400",
+    "A mesh that is made while another device is the default device is as any other.",
+    source="torch.distributed.device_mesh.init_device_mesh, DeviceMesh; torch.device, torch.set_default_device, "
+    "torch.inference_mode",
+)
+@pytest.mark.needs(features=["functional"])
+@spmd(2)
+def test_surroundings(rank: Rank) -> None:
+    """Make meshes in every way in a context, in which their ranks are known, and use them outside of it."""
+    device, table = rank.device.type, torch.tensor([[0], [1]])
+    for name, context in SURROUNDINGS.items():
+        with context():
+            mesh = init_device_mesh(device, (2, 1), mesh_dim_names=("a", "b"))
+            line = {
+                "slice": mesh["a"],
+                "flattened": flattened(mesh, "flat"),
+                "by ranks": DeviceMesh(device, [0, 1]),
+                "by a tensor": DeviceMesh(device, torch.tensor([0, 1], device="cpu")),
+                "from a group": DeviceMesh.from_group(mesh.get_group("a"), device),
+            }
+            groups = DeviceMesh.from_group(mesh.get_all_groups(), device, [[0], [1]], mesh_dim_names=("a", "b"))
+            for made in line.values():
+                assert (made.get_coordinate(), made.get_local_rank()) == ((rank.index,), rank.index), name
+        check(rank, mesh, table, ("a", "b"), name)
+        check(rank, groups, table, ("a", "b"), f"{name}, from groups")
+        for way, made in line.items():
+            check(rank, made, table[:, 0], made.mesh_dim_names, f"{name}, {way}")
+            shards = distribute_tensor(torch.arange(2.0, device=rank.device), made, [Shard(0)])
+            assert (shards.to_local().tolist(), shards.sum().full_tensor().item()) == ([rank.index], 1), (
+                f"{name}, {way}"
+            )
 
 
 @requirement(

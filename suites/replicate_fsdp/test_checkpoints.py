@@ -6,6 +6,7 @@ import copy
 import itertools
 import threading
 import urllib.error
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from email.message import Message
@@ -739,6 +740,61 @@ def test_staged_scalars(world: World, stager: str) -> None:
         return [tensor.to_local().sum().item() for tensor in staged.values()]
 
     assert_on_ranks([[1.0, 1.0]] * world.size, world.run(body))
+
+
+class Trainer:
+    """An object of a user's class, which is equal to others with the same number."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def advance(self) -> None:
+        """Change what it holds."""
+        self.epoch += 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trainer) and self.epoch == other.epoch
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+
+CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "object": (lambda: Trainer(1), lambda value: value.advance()),
+    "set": (lambda: {1}, lambda value: value.add(2)),
+    "bytes": (lambda: bytearray(b"ab"), lambda value: value.extend(b"c")),
+    "queue": (lambda: deque([1], maxlen=3), lambda value: value.append(2)),
+    "counter": (lambda: Counter("aab"), lambda value: value.update("b")),
+    "default": (lambda: defaultdict(int, {"a": 1}), lambda value: value.update(a=2)),
+    "listed": (lambda: [[1], Trainer(1)], lambda value: (value[0].append(2), value[1].advance())),
+    "pair": (lambda: ({"a": Trainer(1)}, {1}), lambda value: (value[0]["a"].advance(), value[1].clear())),
+}
+"""Values that are no tensors: how to make one, and how to change it in place."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-53",
+    "A staged state has the values of the call that staged it, on the host, whatever happens to the model afterwards.",
+    source=f"{SOURCE}.staging: AsyncStager.stage, DefaultStager, BlockingAsyncStager",
+)
+@pytest.mark.world(2)
+def test_staged_objects(world: World) -> None:
+    """Stage objects that are no tensors, at two depths, and change each of them."""
+
+    def body(rank: Rank) -> None:
+        for name, stager in stagers(rank).items():
+            state: dict[str, Any] = {kind: make() for kind, (make, _) in CHANGED.items()}
+            state["deeper"] = {kind: make() for kind, (make, _) in CHANGED.items()}
+            right = copy.deepcopy(state)
+            staged = stager.stage({**state, "tensor": torch.ones(2, device=rank.device)})
+            staged = staged.result() if hasattr(staged, "result") else staged
+            for kind, (_, change) in CHANGED.items():
+                change(state[kind])
+                change(state["deeper"][kind])
+            changed = [k for k in CHANGED if staged[k] != right[k] or staged["deeper"][k] != right["deeper"][k]]
+            assert not changed, f"{name}: changes of {changed} are in the staged state"
+            stager.close()
+
+    world.run(body)
 
 
 @requirement(

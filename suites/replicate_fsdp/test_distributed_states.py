@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import weakref
@@ -269,6 +270,50 @@ def test_stateless_groups(world: World, momentum: float, how: str) -> None:
         return [group["lr"] for optimizer in loaded for group in optimizer.param_groups]
 
     assert_on_ranks([[2.0, 1.0] if how == "groups" else [1.0, 2.0]] * world.size, world.run(body))
+
+
+NUMBERED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": lambda groups: torch.optim.Adam(groups, lr=0.5, amsgrad=True),
+    "learning rate in a tensor": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(0.5)),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.5, momentum=0.5),
+    "without state": lambda groups: torch.optim.SGD(groups, lr=0.5),
+}
+"""Optimizers of groups."""
+
+
+@requirement(
+    "RFSDP-DICT-2400",
+    "set_optimizer_state_dict also takes what the state_dict method of such an optimizer returns.",
+    source=f"{SOURCE}: set_optimizer_state_dict: optim_state_dict; torch.optim.Optimizer.state_dict",
+)
+@pytest.mark.parametrize("way", ["plain", "sharded", "replicated", "compiled"])
+@pytest.mark.world(2)
+def test_numbered(world: World, way: str) -> None:
+    """Set the state of an optimizer that made a step, whose parameters are numbers, in a new one of other settings."""
+
+    def body(rank: Rank) -> None:
+        for name, make in NUMBERED.items():
+
+            def made(fill: float, make: Any = make) -> tuple[Any, torch.optim.Optimizer]:
+                layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).to(rank.device)
+                for parameter in layers.parameters():
+                    nn.init.constant_(parameter, fill)
+                model = KEPT[way](rank, layers)
+                first, second = (list(layer.parameters()) for layer in layers)
+                return model, make([{"params": second, "lr": fill}, {"params": first}])
+
+            model, saved = made(1.0)
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            saved.step()
+            other, loaded = made(4.0)
+            state = copy.deepcopy(saved.state_dict())
+            set_optimizer_state_dict(other, loaded, state)
+            states.assert_equal(states.whole(saved.state_dict()), states.whole(loaded.state_dict()), name)
+            left = [number for number, p in enumerate(other.parameters()) if p.grad is not None]
+            assert not left, f"{name}: gradients of {left}"
+
+    world.run(body)
 
 
 @requirement(

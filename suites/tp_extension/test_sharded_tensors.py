@@ -1,8 +1,9 @@
-"""ShardedTensors that are made of ranks' shards, some or all of them empty."""
+"""ShardedTensors that are made of ranks' shards or of a spec, some or all of them empty."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ import torch.distributed.checkpoint as checkpoint
 
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
-from harness.stacks.tp_extension import joined_shards
+from harness.stacks.tp_extension import chunk_spec, filled_shards, joined_shards
 
 SOURCE = "torch/distributed/_shard/sharded_tensor"
-SPLITS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
+Split = tuple[tuple[int, ...], int, list[list[int]]]
+SPLITS: dict[str, Split] = {
     "even": ((4, 3), 0, [[2], [2]]),
     "empty-last": ((2, 3), 0, [[2], [0]]),
     "empty-first": ((2, 3), 0, [[0], [2]]),
@@ -28,9 +30,9 @@ SPLITS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
 """The size of a tensor, the dimension in which it is sharded, and the sizes of each rank's shards."""
 
 
-def made(rank: Rank, values: torch.Tensor, split: str) -> torch.Tensor:
+def made(rank: Rank, values: torch.Tensor, split: Split) -> Any:
     """Return a tensor of a split of values, of which this rank has its shards."""
-    size, dim, sizes = SPLITS[split]
+    size, dim, sizes = split
     start = sum(sum(each) for each in sizes[: rank.index])
     shards = []
     for length in sizes[rank.index]:
@@ -59,7 +61,7 @@ def test_empty_shards(world: World, split: str) -> None:
 
     def body(rank: Rank) -> None:
         tensor = numbers(*size).to(rank.device)
-        sharded = made(rank, tensor, split)
+        sharded = made(rank, tensor, SPLITS[split])
         assert sharded.size() == tensor.size()
         assert [list(each.tensor.shape)[dim] for each in sharded.local_shards()] == sizes[rank.index]
         for root in range(2):
@@ -83,10 +85,74 @@ def test_saved_empty_shards(world: World, tmp_path: Path, split: str) -> None:
 
     def body(rank: Rank) -> None:
         tensor = numbers(*SPLITS[split][0]).to(rank.device)
-        sharded, loaded = made(rank, tensor, split), made(rank, torch.full_like(tensor, -1), split)
+        sharded, loaded = (made(rank, values, SPLITS[split]) for values in (tensor, torch.full_like(tensor, -1)))
         checkpoint.save({"sharded": sharded}, checkpoint_id=tmp_path)
         checkpoint.load({"sharded": loaded}, checkpoint_id=tmp_path)
         for right, found in zip(sharded.local_shards(), loaded.local_shards(), strict=True):
             assert_same(right.tensor, found.tensor, "loaded")
+
+    world.run(body)
+
+
+UNEVEN: dict[str, list[list[int]]] = {
+    "more-last": [[2], [3]],
+    "more-first": [[3], [2]],
+    "several-more-last": [[1, 2], [2]],
+    "several-more-between": [[2], [1, 2]],
+    "several-as-chunks": [[2, 2], [1]],
+}
+"""The sizes of each rank's shards of five rows or columns."""
+
+
+@requirement(
+    "TP-TENSOR-2400",
+    "The sharding spec of a ShardedTensor that is made of ranks' shards has the offsets and sizes of these shards.",
+    source=f"{SOURCE}/__init__.py: init_from_local_shards; torch/distributed/_shard/sharding_spec/api.py: 'If not, we "
+    "assume it's enum sharded'",
+)
+@pytest.mark.world(2)
+def test_specs_of_shards(world: World) -> None:
+    """Make tensors of ranks' shards in rows or columns, and build metadata by their specs."""
+
+    def body(rank: Rank) -> None:
+        splits = {name: split for name, split in SPLITS.items() if not name.startswith("all-empty")}
+        for name, sizes in UNEVEN.items():
+            splits |= {f"{name} {dim}": ((5, 2) if dim == 0 else (2, 5), dim, sizes) for dim in range(2)}
+        for name, (size, dim, sizes) in splits.items():
+            sharded = made(rank, numbers(*size).to(rank.device), (size, dim, sizes))
+            metadata = sharded.sharding_spec().build_metadata(sharded.size(), sharded.metadata().tensor_properties)
+            lengths = [length for each in sizes for length in each]
+            right = [(sum(lengths[:i]), length) for i, length in enumerate(lengths)]
+            shards = metadata.shards_metadata
+            assert [(each.shard_offsets[dim], each.shard_sizes[dim]) for each in shards] == right, name
+            others = [(each.shard_offsets[1 - dim], each.shard_sizes[1 - dim]) for each in shards]
+            assert others == [(0, size[1 - dim])] * len(right), name
+
+    world.run(body)
+
+
+@requirement(
+    "TP-TENSOR-2401",
+    "A ShardedTensor of a ChunkShardingSpec has one shard on each rank, without elements if there are too few.",
+    source="torch/distributed/_shard/sharding_spec/chunk_sharding_spec.py: ChunkShardingSpec, build_metadata; "
+    f"{SOURCE}/__init__.py: full",
+)
+@pytest.mark.world(2, 3)
+def test_chunks(world: World) -> None:
+    """Shard as many rows or columns as ranks, fewer, and more, also those of a tensor without elements."""
+
+    def body(rank: Rank) -> None:
+        placements = [f"rank:{i}/{rank.device}" for i in range(rank.size)]
+        for length in range(2 * rank.size + 1):
+            chunk = -(-length // rank.size)
+            own = min(max(length - rank.index * chunk, 0), chunk)
+            for dim in (0, 1, -1):
+                size, local = [2, 2], [2, 2]
+                size[dim], local[dim] = length, own
+                sharded = filled_shards(chunk_spec(dim, placements), size, 3.0)
+                (shard,) = sharded.local_shards()
+                assert_same(torch.full(local, 3.0), shard.tensor.cpu(), f"{length} in dimension {dim}")
+                offsets = [each.shard_offsets[dim] for each in sharded.metadata().shards_metadata]
+                assert offsets == [i * chunk for i in range(rank.size)], f"{length} in dimension {dim}"
 
     world.run(body)

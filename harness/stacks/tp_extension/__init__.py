@@ -13,6 +13,7 @@ from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import full as sharded_full
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
@@ -154,6 +155,12 @@ def joined_shards(
     """Return a tensor of a size, of which this rank has shards, each given as a tensor and its offsets."""
     own = [LocalShard.from_tensor_and_offsets(tensor, [*offsets], rank) for tensor, offsets in shards]
     return init_from_local_shards(own, *size, **options)
+
+
+def filled_shards(spec: ChunkShardingSpec, size: Sequence[int], value: float) -> ShardedTensor:
+    """Return a tensor of a size that is sharded by a spec and has one value."""
+    filled: ShardedTensor = sharded_full(spec, [*size], value)
+    return filled
 
 
 def parts(size: int) -> list[int]:
