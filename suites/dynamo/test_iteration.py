@@ -375,6 +375,11 @@ def _with_values(x: torch.Tensor) -> Any:
     return y, none, items
 
 
+def _with_named_value(x: torch.Tensor) -> Any:
+    with nullcontext(enter_result=3) as k:
+        return summed(x) * k
+
+
 @requirement(
     "DYN-CALLED-2500",
     "In compiled code, an error that is raised from another one has it as its cause.",
@@ -385,7 +390,9 @@ def _with_values(x: torch.Tensor) -> Any:
     "In compiled code, a nullcontext gives its block the value that it was made with.",
     source="contextlib.nullcontext; torch.compile: the compiled function does what the function does",
 )
-@pytest.mark.parametrize("function", [_caused, _with_values], ids=["causes", "nullcontext"])
+@pytest.mark.parametrize(
+    "function", [_caused, _with_values, _with_named_value], ids=["causes", "nullcontext", "nullcontext by name"]
+)
 @pytest.mark.world(2)
 def test_blocks(world: World, function: Callable[[torch.Tensor], Any]) -> None:
     """Raise an error from another one or from none, and enter contexts that only give a value."""
