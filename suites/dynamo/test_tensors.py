@@ -34,10 +34,9 @@ def _filled(x: torch.Tensor) -> Any:
     return torch.full((3,), y.sum()), torch.full((2, 1), 2.5), torch.full_like(y, 7), y.new_full((2,), 3)
 
 
-def _replaced(x: torch.Tensor, dtype: torch.dtype) -> Any:
-    y = summed(x) * 1
-    y.data = y.data.to(dtype)
-    return y.dtype, y * 2, y.element_size()
+def _replaced(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> Any:
+    w.data = w.data.to(dtype)
+    return summed(x), w.dtype, w * 2, w.element_size()
 
 
 @requirement(
@@ -58,10 +57,19 @@ def _replaced(x: torch.Tensor, dtype: torch.dtype) -> Any:
 @pytest.mark.world(2)
 def test_tensors(world: World) -> None:
     """Add to shapes, fill with the sum of a sum over ranks, and replace data by data of other dtypes."""
-    cases: dict[str, Any] = {"shapes": (_shapes, ()), "filled": (_filled, ())}
-    cases |= {str(t): (_replaced, (t,)) for t in (torch.float32, torch.float64, torch.bfloat16)}
 
-    for wrong in world.run(lambda rank: unlike(rank, cases)):
+    def body(rank: Rank) -> list[str]:
+        wrong = unlike(rank, {"shapes": (_shapes, ()), "filled": (_filled, ())}, fullgraph=True)
+        for dtype in torch.float32, torch.float64, torch.bfloat16:
+            x, found = torch.ones(2, device=rank.device), []
+            for call in _replaced, dynamo.compiled(_replaced, backend="eager", fullgraph=False)[0]:
+                w = nn.Parameter(torch.ones(3, device=rank.device))
+                found.append((known(call(x, w, dtype)), w.dtype))
+            if found[0] != found[1]:
+                wrong.append(f"replaced by {dtype}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
 
 
