@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters
 from torch.autograd import Variable
 from torch.distributed._composable.checkpoint_activation import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.nn import attention
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
@@ -43,6 +44,7 @@ __all__ = [
     "agreeing",
     "apply",
     "at_end_of_backward",
+    "attention_backends",
     "budget",
     "cache_counts",
     "cached_as",
@@ -275,6 +277,12 @@ def checkpointed_in_place(module: nn.Module, **options: Any) -> nn.Module:
     """Have a module's backward compute its forward again by hooks, and return the module."""
     found: nn.Module = composable_checkpoint(module, **options)
     return found
+
+
+@torch.compiler.disable
+def attention_backends() -> list[str]:
+    """Return the names of the backends of attention that are enabled, in the order in which they are tried."""
+    return [backend.name for backend in attention._cur_sdpa_kernel_backends(with_priority=True)]
 
 
 def graph_break() -> None:

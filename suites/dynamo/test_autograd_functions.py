@@ -141,6 +141,18 @@ class Dirty(Function):
         return gradient * 10, other * w
 
 
+class Same(Function):
+    """Return the input itself, and multiply its gradient by ten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return summed(gradient) * 10
+
+
 def _marked_dirty(x: torch.Tensor, w: torch.Tensor) -> Outputs:
     h = x * w
     y, doubled = Dirty.apply(h, w)
@@ -155,6 +167,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "mark_dirty": _marked_dirty,
     "gradient reduced in place": lambda x, w: (Reduced.apply(x, w),),
     "gradients changed in place": lambda x, w: Changed.apply(x, w),
+    "input returned": lambda x, w: (Same.apply(x) * w, x * 2),
 }
 
 BACKENDS = dict.fromkeys(("saved", "setup_context", "needs_input_grad"), ("eager",))
@@ -273,5 +286,93 @@ def test_names_of_arguments(world: World) -> None:
                 found.append((y.tolist(), [] if x.grad is None else x.grad.tolist()))
             assert found[0] == found[1], name
             assert counter.graphs == 1, name
+
+    world.run(body)
+
+
+class Kept(Function):
+    """Multiply by a tensor that the context keeps as an attribute, not by save_for_backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.w = w
+        return summed(x * w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.w, None
+
+
+class Dropped(Function):
+    """Multiply by random numbers, which are the gradient, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Outputs:
+        factors = torch.rand_like(x)
+        ctx.save_for_backward(factors)
+        ctx.mark_non_differentiable(factors)
+        return summed(x * factors), factors
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+        (factors,) = ctx.saved_tensors
+        return gradient * factors
+
+
+@requirement(
+    "DYN-AUTOFN-2500",
+    "A tensor that the context of a compiled autograd.Function keeps as an attribute has in the backward what it has "
+    "then.",
+    source="torch.autograd.function.FunctionCtx: attributes; torch.compile",
+)
+@requirement(
+    "DYN-AUTOFN-2501",
+    "The backward of a compiled autograd.Function has the random numbers that its forward has drawn.",
+    source="torch.autograd.function.FunctionCtx: save_for_backward; torch.compile",
+)
+@pytest.mark.world(2)
+def test_kept(world: World) -> None:
+    """Change a tensor on the context before the backward, and draw random factors in the forward."""
+
+    def body(rank: Rank) -> None:
+        for call in Kept.apply, dynamo.compiled(lambda x, w: Kept.apply(x, w), backend="aot_eager")[0]:
+            x = torch.ones(2, device=rank.device, requires_grad=True)
+            w = torch.full((2,), 2.0, device=rank.device)
+            y = call(x, w)
+            w += 2
+            y.sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [4.0, 4.0]
+        for backend in "aot_eager", "aot_eager_decomp_partition":
+            x = torch.ones(8, device=rank.device, requires_grad=True)
+            y, factors = dynamo.compiled(lambda x: Dropped.apply(x), backend=backend)[0](x)
+            y.sum().backward()
+            assert_same(factors, x.grad, backend)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-AUTOFN-2502",
+    "What a compiled autograd.Function returns requires gradients within the code exactly if it does uncompiled, also "
+    "under no_grad.",
+    source="torch.autograd.Function; torch.no_grad; torch.compile",
+)
+@pytest.mark.world(2)
+def test_needed_within(world: World) -> None:
+    """Ask in the code whether the outputs require gradients, with and without them."""
+
+    names = [name for name in CALLS if name != "mark_dirty"]
+
+    def asked(x: torch.Tensor, w: torch.Tensor) -> list[Any]:
+        return [[(y * (2 if y.requires_grad else 3)).detach() for y in CALLS[name](x, w)] for name in names]
+
+    def body(rank: Rank) -> None:
+        x, w = (torch.tensor([k, 3.0 + rank.index], device=rank.device).requires_grad_() for k in (1.0, 2.0))
+        for enabled in True, False:
+            with torch.set_grad_enabled(enabled):
+                right, found = asked(x, w), dynamo.compiled(asked, backend="eager")[0](x, w)
+            for name, one, other in zip(names, right, found, strict=True):
+                assert [y.tolist() for y in other] == [y.tolist() for y in one], (name, enabled)
 
     world.run(body)

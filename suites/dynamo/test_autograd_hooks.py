@@ -395,3 +395,47 @@ def test_hooks_of_compiled_models(world: World, register: Callable[[torch.Tensor
         assert sums[0] < products[-1], names
 
     world.run(body)
+
+
+@requirement(
+    "DYN-HOOK-2500",
+    "Compiled autograd has the gradients of uncompiled backwards also for inputs on which no output of compiled code "
+    "depends.",
+    source=SOURCE,
+)
+@requirement(
+    "DYN-HOOK-2501",
+    "A hook may run a backward of its own within a backward that is compiled.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_compiled_backwards(world: World) -> None:
+    """Compile a function with a detached input, and run a backward of another tensor in a hook of the first."""
+
+    def body(rank: Rank) -> None:
+        def detached(x: torch.Tensor, w: torch.Tensor) -> Any:
+            return functional.all_reduce(x * 2, "sum", dist.group.WORLD), w.detach() + x
+
+        def gradients(function: Any, context: Any) -> list[Any]:
+            seen: list[Any] = []
+
+            def squared(gradient: torch.Tensor) -> torch.Tensor:
+                with torch.enable_grad():
+                    other = torch.full((3,), 2.0, device=rank.device, requires_grad=True)
+                    (other * other).sum().backward()
+                assert other.grad is not None
+                seen.append(other.grad.tolist())
+                return gradient * 2
+
+            x, w = (torch.ones(3, device=rank.device, requires_grad=True) for _ in range(2))
+            y = x * 3
+            y.register_hook(squared)
+            with context:
+                sum(function(y, w)).sum().backward()
+            return [*seen, *(None if t.grad is None else t.grad.tolist() for t in (x, w))]
+
+        right = gradients(detached, nullcontext())
+        compiled, _ = dynamo.compiled(detached)
+        assert gradients(compiled, dynamo.compiled_backward("aot_eager")) == right
+
+    world.run(body)

@@ -307,3 +307,89 @@ def test_regions_in_a_row(world: World) -> None:
         assert counts == {name: count for name, (_, count) in rows.items()}
 
     world.run(body)
+
+
+@requirement(
+    "DYN-CKPT-2500",
+    "A compiled checkpointed region with collectives may draw random numbers on which no gradient depends.",
+    source="torch.utils.checkpoint: preserve_rng_state; torch.compile",
+)
+@requirement(
+    "DYN-CKPT-2501",
+    "A compiled checkpointed region saves what its policy says to save, whatever the activation memory budget is.",
+    source="torch.utils.checkpoint: CheckpointPolicy.MUST_SAVE; torch/_functorch/config.py: activation_memory_budget",
+)
+@pytest.mark.world(2)
+def test_random_numbers_and_budgets(world: World) -> None:
+    """Add random numbers in a region, and save products within a small budget."""
+
+    def body(rank: Rank) -> None:
+        w = torch.eye(8, device=rank.device).mul_(2).requires_grad_()
+        x = torch.ones(8, 8, device=rank.device)
+
+        def noisy(x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(COLLECTIVES["all_reduce"](x @ w)) + torch.rand_like(x)
+
+        def multiplied(x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(torch.sin(COLLECTIVES["all_reduce"](x) @ w) @ w)
+
+        def policy(context: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+            saves = op == torch.ops.aten.mm.default or is_collective(op)
+            return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+        def gradient(function: Any) -> torch.Tensor:
+            w.grad = None
+            function(x).sum().backward()
+            assert w.grad is not None
+            return w.grad
+
+        right = gradient(noisy)
+        for backend in "aot_eager", "aot_eager_decomp_partition":
+            function, _ = dynamo.compiled(lambda x: checkpoint(noisy, x, use_reentrant=False), backend=backend)
+            torch.testing.assert_close(gradient(function), right)
+        options = {"context_fn": partial(create_selective_checkpoint_contexts, policy)}
+        right = gradient(multiplied)
+        for share in 0.1, 0.5, 1.0:
+            torch.compiler.reset()
+            tracer = Tracer("aot_eager")
+            function = torch.compile(
+                lambda x: checkpoint(multiplied, x, use_reentrant=False, **options), backend=tracer, fullgraph=True
+            )
+            with dynamo.budget(share):
+                torch.testing.assert_close(gradient(function), right)
+            (graph,) = tracer.backwards
+            assert sum(o.name == "aten.mm.default" for o in graph.operators) == 3, (share, graph.operators)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-CKPT-2502",
+    "A compiled region that is called several times has the gradients of uncompiled code, whichever of them are equal.",
+    source="torch.compiler.nested_compile_region",
+)
+@pytest.mark.world(2)
+def test_regions(world: World) -> None:
+    """Call a region of two outputs with one gradient for both, and with another for each, in both orders."""
+
+    def body(rank: Rank) -> None:
+        @torch.compiler.nested_compile_region
+        def region(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 2, x * 3
+
+        y, z = (torch.full((4,), k, device=rank.device) for k in (5.0, 7.0))
+
+        def called(x: torch.Tensor, *, equal_first: bool) -> torch.Tensor:
+            one, other = (region(x + k) for k in range(2))
+            equal, apart = (one, other) if equal_first else (other, one)
+            return COLLECTIVES["all_reduce"](sum(equal) * y).sum() + (apart[0] * y).sum() + (apart[1] * z).sum()
+
+        for equal_first in True, False:
+            found = []
+            for function in called, dynamo.compiled(called)[0]:
+                x = torch.arange(4.0, device=rank.device, requires_grad=True)
+                function(x, equal_first=equal_first).backward()
+                found.append(x.grad)
+            assert_same(found[0], found[1], f"equal gradients first: {equal_first}")
+
+    world.run(body)

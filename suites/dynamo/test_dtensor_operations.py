@@ -59,6 +59,7 @@ CUTS: dict[str, Operation] = {
     "split": lambda d, e, n: [y + 1 for y in torch.split(d, n)],
     "tensor_split": lambda d, e, n: [y + 1 for y in torch.tensor_split(d, 2)],
     "slice": lambda d, e, n: d[1:n] + 1,
+    "turned": lambda d, e, n: [(d + n).t(), (d.t() * n).contiguous(), d.sum(1)],
     "cat": lambda d, e, n: torch.cat([d, e * n, d]),
     "embedding": lambda d, e, n: nn.functional.embedding((d > 0).long(), e) * n,
     "by its placements": lambda d, e, n: (d * 2) + (1 if (d * 2).placements[0].is_shard() else 5),

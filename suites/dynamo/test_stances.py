@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -161,5 +162,78 @@ def test_later_and_elsewhere(world: World) -> None:
             check(function, rank, (3, 4, 3), True)
         assert backend.counts == (3, 7)
         assert other.counts == (2, 3)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-STANCE-2500",
+    "torch.compiler.disable with recursive=False leaves the function that it was given to be compiled elsewhere.",
+    source="torch.compiler.disable: recursive",
+)
+@requirement(
+    "DYN-STANCE-2501",
+    "After torch.compiler.reset, code with collectives that had reached the limit of recompilations is compiled again.",
+    source="torch.compiler.reset; torch._dynamo.config: recompile_limit",
+)
+@pytest.mark.world(2)
+def test_compiled_again(world: World) -> None:
+    """Compile a function that was disabled, and one after a reset that had too many kinds of arguments."""
+
+    def body(rank: Rank) -> None:
+        torch.compiler.reset()
+        backend, x = Backend(), torch.ones(2, device=rank.device)
+        disabled: Any = torch.compiler.disable(lambda x: summed(x.clone(), x), recursive=False)
+        disabled(x)
+        assert backend.counts == (0, 0)
+
+        def scaled(x: torch.Tensor, k: float | str) -> torch.Tensor:
+            return summed(x.clone(), x) * len(str(k))
+
+        again = torch.compiler.disable(scaled, recursive=False)
+        again(x, 1)
+        function = torch.compile(scaled, backend=backend, dynamic=False)
+        for k in range(torch._dynamo.config.recompile_limit + 2):
+            found = function(x, "a" * (k + 1))
+            assert found.tolist() == [(k + 1) * 5.0] * 2
+        assert backend.graphs == torch._dynamo.config.recompile_limit
+        torch.compiler.reset()
+        function(x, "again")
+        assert backend.graphs == torch._dynamo.config.recompile_limit + 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-STANCE-2502",
+    "torch.compiler.allow_in_graph says nothing of functions that are made after the one that it was given is gone.",
+    source="torch.compiler.allow_in_graph",
+)
+@pytest.mark.world(2)
+def test_allowed_function_is_gone(world: World) -> None:
+    """Make many functions where allowed ones lay, and compile one of them, which notes that it is called."""
+
+    def body(rank: Rank) -> None:
+        torch.compiler.reset()
+        called: list[int] = []
+
+        def make(n: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            def noted(x: torch.Tensor) -> torch.Tensor:
+                called.append(n)
+                return x + n
+
+            return noted
+
+        allowed = [torch.compiler.allow_in_graph(make(n)) for n in range(200)]
+        places = {id(function) for function in allowed}
+        del allowed
+        gc.collect()
+        made = [make(n) for n in range(2000)]
+        again = next((function for function in made if id(function) in places), made[0])
+        function = torch.compile(lambda x: summed(again(x), x), backend="eager")
+        x = torch.ones(2, device=rank.device)
+        function(x)
+        function(x)
+        assert len(called) == 2
 
     world.run(body)

@@ -1,0 +1,160 @@
+"""Shapes, data, fills and dtypes of tensors in compiled code with collectives: they are those of uncompiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import attention
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
+from suites.dynamo.objects import known, unlike
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def _shapes(x: torch.Tensor) -> Any:
+    y = summed(x)
+    shapes = [y.shape + (1,), (2,) + y.shape, y.shape * 2, y.shape[:1], y.view(1, -1).size(), torch.Size([3, *y.shape])]
+    return y, [(type(shape).__name__, tuple(shape)) for shape in shapes], (y.shape + (3,)).numel()
+
+
+def _filled(x: torch.Tensor) -> Any:
+    y = summed(x)
+    return torch.full((3,), y.sum()), torch.full((2, 1), 2.5), torch.full_like(y, 7), y.new_full((2,), 3)
+
+
+def _replaced(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> Any:
+    w.data = w.data.to(dtype)
+    return summed(x), w.dtype, w * 2, w.element_size()
+
+
+@requirement(
+    "DYN-TENSOR-2500",
+    "In compiled code, shapes are of the class that they have in uncompiled code, and so are sums and parts of them.",
+    source="torch.Size; torch.compile: the compiled function does what the function does",
+)
+@requirement(
+    "DYN-TENSOR-2501",
+    "In compiled code, torch.full and its relatives fill with numbers or with tensors as in uncompiled code.",
+    source="torch.full: fill_value; torch.compile",
+)
+@requirement(
+    "DYN-TENSOR-2502",
+    "In compiled code, a tensor whose data is replaced has the dtype of the new data.",
+    source="torch.Tensor.data; torch.compile: the compiled function does what the function does",
+)
+@pytest.mark.world(2)
+def test_tensors(world: World) -> None:
+    """Add to shapes, fill with the sum of a sum over ranks, and replace data by data of other dtypes."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = unlike(rank, {"shapes": (_shapes, ()), "filled": (_filled, ())}, fullgraph=True)
+        for dtype in torch.float32, torch.float64, torch.bfloat16:
+            x, found = torch.ones(2, device=rank.device), []
+            for call in _replaced, dynamo.compiled(_replaced, backend="eager", fullgraph=False)[0]:
+                w = nn.Parameter(torch.ones(3, device=rank.device))
+                found.append((known(call(x, w, dtype)), w.dtype))
+            if found[0] != found[1]:
+                wrong.append(f"replaced by {dtype}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "quotient": lambda a, b: a / b,
+    "floor": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "power": lambda a, b: a**b,
+    "difference": lambda a, b: a - b,
+    "comparison": lambda a, b: a < b,
+    "divided downwards": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "mean": lambda a, b: (a * b).double().mean(),
+    "maximum": lambda a, b: torch.maximum(a, b),
+    "where": lambda a, b: torch.where(a > b, a, b),
+}
+"""Operators of two tensors."""
+
+
+@requirement(
+    "DYN-TENSOR-2503",
+    "In code that is compiled for all sizes, results of operators have the dtypes that they have in uncompiled code.",
+    source="torch: Type promotion; torch.compile: dynamic",
+)
+@requirement(
+    "DYN-TENSOR-2504",
+    "In code that is compiled for all sizes, results whose size depends on data have the strides of uncompiled ones.",
+    source="torch.nonzero; torch.compile: dynamic; torch.Tensor.stride",
+)
+@pytest.mark.world(2)
+def test_for_all_sizes(world: World) -> None:
+    """Combine whole numbers with whole numbers and floats of two sizes, and ask strides of what depends on data."""
+
+    def body(rank: Rank) -> None:
+        def told(a: torch.Tensor, b: torch.Tensor) -> Any:
+            a = summed(a)
+            found = [function(a, b) for function in BINARY.values()]
+            return found, [(str(y.dtype), y.is_floating_point()) for y in found]
+
+        def placed(a: torch.Tensor) -> Any:
+            places = (summed(a).view(1, -1) > 3).nonzero()
+            return places, places.stride(0), places.t().stride(1)
+
+        for dtypes in ((torch.int64, torch.int64), (torch.int32, torch.int64), (torch.int64, torch.float32)):
+            compiled, _ = dynamo.compiled(told, dynamic=True)
+            for size in 3, 5:
+                a, b = (torch.arange(k, size + k, device=rank.device).to(t) for k, t in enumerate(dtypes, start=1))
+                right, found = told(a, b), compiled(a, b)
+                for name, one, other in zip(BINARY, right[0], found[0], strict=True):
+                    assert known(other) == known(one), (name, dtypes, size)
+                assert found[1] == right[1], (dtypes, size)
+        with dynamo.data_in_graphs():
+            compiled, _ = dynamo.compiled(placed, dynamic=True)
+            for size in 4, 6:
+                a = torch.arange(size, device=rank.device)
+                right, found = placed(a), compiled(a)
+                assert (known(found[0]), *found[1:]) == (known(right[0]), *right[1:])
+                assert found[0].stride() == right[0].stride()
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-TENSOR-2505",
+    "Attention in compiled code uses the backends that sdpa_kernel names, in the order that it is told to keep.",
+    source="torch.nn.attention.sdpa_kernel: set_priority",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="the order of backends is read as of 2.12")
+@pytest.mark.parametrize("priority", [False, True], ids=["in any order", "in order"])
+@pytest.mark.world(2)
+def test_attention(world: World, priority: bool) -> None:
+    """Give two backends in both orders around a graph break, and a sum over ranks."""
+
+    def body(rank: Rank) -> None:
+        x = torch.ones(1, 1, 2, 4, device=rank.device)
+        backends = [attention.SDPBackend.MATH, attention.SDPBackend.FLASH_ATTENTION]
+        for order in backends, backends[::-1]:
+            seen: list[Any] = []
+
+            def attended(x: torch.Tensor, seen: Any = seen, order: Any = order) -> torch.Tensor:
+                with attention.sdpa_kernel(order, set_priority=priority):
+                    seen.append(dynamo.attention_backends())
+                    return nn.functional.scaled_dot_product_attention(x, x, summed(x))
+
+            attended(x)
+            dynamo.compiled(attended, backend="eager", fullgraph=False)[0](x)
+            assert seen[0] == seen[1]
+
+    world.run(body)
