@@ -59,7 +59,6 @@ CUTS: dict[str, Operation] = {
     "split": lambda d, e, n: [y + 1 for y in torch.split(d, n)],
     "tensor_split": lambda d, e, n: [y + 1 for y in torch.tensor_split(d, 2)],
     "slice": lambda d, e, n: d[1:n] + 1,
-    "turned": lambda d, e, n: [(d + n).t(), (d.t() * n).contiguous(), d.sum(1)],
     "cat": lambda d, e, n: torch.cat([d, e * n, d]),
     "embedding": lambda d, e, n: nn.functional.embedding((d > 0).long(), e) * n,
     "by its placements": lambda d, e, n: (d * 2) + (1 if (d * 2).placements[0].is_shard() else 5),
@@ -392,5 +391,31 @@ def test_captured_backward(world: World) -> None:
             for one, two in zip(plain.parameters(), other.parameters(), strict=True):
                 assert_alike(one.grad, two.grad, f"gradient of step {step}")
         assert counter.graphs == 1
+
+    world.run(body)
+
+
+def _turned(d: Any) -> list[Any]:
+    return [d + 1, d.t() + 1, (d + 1).t(), d.unsqueeze(0) * 2, d.sum(0), (d.t() * 2).contiguous()]
+
+
+@requirement(
+    "DYN-DT-2500",
+    "DTensors that code compiled for all sizes returns have the strides of uncompiled results, and their values.",
+    source="torch.compile: dynamic; torch.distributed.tensor.DTensor: stride",
+)
+@pytest.mark.world(2)
+def test_strides_of_all_sizes(world: World) -> None:
+    """Turn and combine matrices of three shapes, by rows, by columns and whole."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2)
+        compiled, counter = dynamo.compiled(_turned, dynamic=True)
+        for shape in (4, 6), (8, 10), (6, 4):
+            for placement in ROWS, COLUMNS, WHOLE:
+                whole = torch.arange(float(shape[0] * shape[1]), device=rank.device).view(shape)
+                d = distribute_tensor(whole, mesh, [placement])
+                assert_alike(_turned(d), compiled(d), f"{shape}, {placement}")
+        assert counter.graphs == 3
 
     world.run(body)
