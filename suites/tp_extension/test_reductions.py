@@ -361,7 +361,7 @@ def test_gradients(world: World, kind: str) -> None:
         every: dict[str, tuple[list[Dims], Reduction]] = {}
         for some, functions in FAMILIES.values():
             for name, function in functions.items():
-                every[name] = [*every.get(name, ([], None))[0], *some], function
+                every[name] = [*every.get(name, ([], function))[0], *some], function
         for placement, name in itertools.product((Replicate(), Shard(0), Shard(1)), DIFFERENTIABLE[kind]):
             dims, function = every[name]
             for dim in [dim for dim in (None, 0, 1, -1) if dim in dims]:
