@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional
 
 from fixtures.layers import layer
+from fixtures.operators import floats
+from fixtures.placements import part
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import tp_extension
 
@@ -114,5 +124,85 @@ def test_freed(world: World, mode: str) -> None:
             assert [ref() for ref in refs] == [None, None], style
             kept = [t for t in gc.get_objects() if type(t) is DTensor and not isinstance(t, nn.Parameter)]
             assert not kept, style
+
+    world.run(body)
+
+
+class BareLinear(nn.Linear):
+    """A linear layer that has no attribute for a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+        del self.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the weight."""
+        return functional.linear(x, self.weight)
+
+
+class BareNorm(nn.LayerNorm):
+    """A norm that has no attribute for a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(4, bias=False)
+        del self.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize, and multiply by the weight."""
+        return functional.layer_norm(x, (4,), self.weight)
+
+
+BARE: dict[str, tuple[Callable[[], nn.Module], Callable[[], ParallelStyle], Placement]] = {
+    "columns": (BareLinear, lambda: ColwiseParallel(output_layouts=Replicate()), Replicate()),
+    "columns, None": (
+        lambda: nn.Linear(4, 4, bias=False),
+        lambda: ColwiseParallel(output_layouts=Replicate()),
+        Replicate(),
+    ),
+    "rows": (BareLinear, RowwiseParallel, Shard(-1)),
+    "rows, None": (lambda: nn.Linear(4, 4, bias=False), RowwiseParallel, Shard(-1)),
+    "sequence": (BareNorm, lambda: SequenceParallel(use_local_output=True), Shard(1)),
+    "sequence, None": (
+        lambda: nn.LayerNorm(4, bias=False),
+        lambda: SequenceParallel(use_local_output=True),
+        Shard(1),
+    ),
+    "sequence, no parameters": (
+        lambda: nn.LayerNorm(4, elementwise_affine=False),
+        lambda: SequenceParallel(use_local_output=True),
+        Shard(1),
+    ),
+}
+"""Layers without a bias or without a weight, their styles, and the layouts of their inputs."""
+
+
+@requirement(
+    "TP-LAYER-2300",
+    "A style parallelizes a layer whose bias or weight is None or no attribute at all.",
+    source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel, SequenceParallel",
+)
+@pytest.mark.world(2)
+def test_without_bias(world: World) -> None:
+    """Compare the output and gradients with those of one device."""
+
+    def body(rank: Rank) -> None:
+        x, weights = (floats(3, 4, 4, start=i).float().to(rank.device) for i in range(2))
+        for name, (make, style, at) in BARE.items():
+            plain, own = make().to(rank.device), make().to(rank.device)
+            for module in plain, own:
+                for parameter in module.parameters():
+                    parameter.data.copy_(floats(*parameter.shape))
+            parallelize_module(own, rank.mesh(), style())
+            given, leaf = x.clone().requires_grad_(), part(x, rank, at).clone().requires_grad_()
+            to = at if name.startswith("sequence") else Replicate()
+            expected, found = plain(given), own(leaf)
+            torch.testing.assert_close(found, part(expected, rank, to), msg=f"{name}: output")
+            (expected * weights).sum().backward()
+            (found * part(weights, rank, to)).sum().backward()
+            torch.testing.assert_close(leaf.grad, part(given.grad, rank, at), msg=f"{name}: input")  # type: ignore[arg-type]
+            assert [key for key, _ in own.named_parameters()] == [key for key, _ in plain.named_parameters()], name
+            for one, other in zip(own.parameters(), plain.parameters(), strict=True):
+                gradient: Any = one.grad
+                torch.testing.assert_close(gradient.full_tensor(), other.grad, msg=f"{name}: weight")
 
     world.run(body)

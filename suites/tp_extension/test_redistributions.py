@@ -228,6 +228,34 @@ def test_partial_values(world: World) -> None:
     world.run(body)
 
 
+@requirement(
+    "TP-MOVE-2300",
+    "The gradient of redistribute has the DTensor's placements, but where the DTensor is pending, is replicated if it "
+    "arrives as a whole or in shards.",
+    source=f"{SOURCE}; torch.distributed.tensor.DTensor.from_local: gradient placement guarantees",
+)
+@pytest.mark.world(2)
+def test_placements_of_gradients(world: World) -> None:
+    """Bring a leaf from each layout to each other or the same; its gradient arrives in each layout, or pending."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, whole = rank.mesh(), [], numbers(5, 3).to(rank.device) * 4
+        places: tuple[Placement, ...] = (WHOLE, ROWS, COLUMNS)
+        for source, target, arriving in itertools.product((*places, SUM), places, (*places, SUM)):
+            if source.is_partial() and arriving.is_partial():
+                continue
+            leaf: Any = given(whole, mesh, (source,)).requires_grad_()
+            leaf.redistribute(placements=[target]).backward(given(whole + 4, mesh, (arriving,)))
+            kept = WHOLE if source.is_partial() else source
+            if leaf.grad.placements != (kept,) or not torch.equal(
+                laid_out(whole + 4, mesh, (kept,)), leaf.grad.to_local()
+            ):
+                wrong.append(f"{source} to {target}, arriving as {arriving}: {leaf.grad.placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 MOVES: list[tuple[Placement, Placement]] = [(ROWS, WHOLE), (SUM, WHOLE), (Partial("max"), WHOLE), (SUM, ROWS)]
 """Moves that consist of a collective, without an operation after it that would wait."""
 

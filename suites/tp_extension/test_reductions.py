@@ -357,17 +357,21 @@ def test_gradients(world: World, kind: str) -> None:
     def body(rank: Rank) -> list[str]:
         wrong = []
         whole = _whole(5, 3).to(rank.device)
-        backs = itertools.cycle((Replicate(), Shard(0)))
-        every = {name: (dims, function) for dims, f in FAMILIES.values() for name, function in f.items()}
+        turns = itertools.count()
+        every: dict[str, tuple[list[Dims], Reduction]] = {}
+        for some, functions in FAMILIES.values():
+            for name, function in functions.items():
+                every[name] = [*every.get(name, ([], function))[0], *some], function
         for placement, name in itertools.product((Replicate(), Shard(0), Shard(1)), DIFFERENTIABLE[kind]):
             dims, function = every[name]
-            for dim in [dim for dim in (None, 0, 1) if dim in dims]:
+            for dim in [dim for dim in (None, 0, 1, -1) if dim in dims]:
                 plain = whole.clone().requires_grad_()
                 given = _laid_out(whole, rank, rank.mesh(), (placement,)).requires_grad_()
                 expected, found = (_parts(function(x, dim, False))[0] for x in (plain, given))
                 weights = numbers(*expected.shape, dtype=torch.float64).to(rank.device)
                 (expected * weights).sum().backward()
-                back = next(backs) if expected.dim() else Replicate()
+                backs = [Replicate(), *map(Shard, range(expected.dim()))]
+                back = backs[next(turns) % len(backs)]
                 (found * _laid_out(weights, rank, rank.mesh(), (back,))).sum().full_tensor().backward()
                 gradient: Any = given.grad
                 assert plain.grad is not None

@@ -17,11 +17,11 @@ from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "SGD": [{"momentum": 0.5, "dampening": 0.25}, {"momentum": 0.5, "nesterov": True, "maximize": True}],
-    "Adam": [{"amsgrad": True, "maximize": True}],
-    "AdamW": [{"amsgrad": True, "betas": (0.5, 0.75)}],
-    "Adagrad": [{"lr_decay": 0.25, "initial_accumulator_value": 0.5, "maximize": True}],
-    "RMSprop": [{"momentum": 0.5, "centered": True, "alpha": 0.75, "maximize": True}],
+    "SGD": [{}, {"momentum": 0.5, "dampening": 0.25}, {"momentum": 0.5, "nesterov": True, "maximize": True}],
+    "Adam": [{}, {"amsgrad": True, "maximize": True}],
+    "AdamW": [{}, {"amsgrad": True, "betas": (0.5, 0.75)}],
+    "Adagrad": [{}, {"lr_decay": 0.25, "initial_accumulator_value": 0.5, "maximize": True}],
+    "RMSprop": [{}, {"momentum": 0.5, "centered": True, "alpha": 0.75, "maximize": True}],
     "Adadelta": [{"rho": 0.75, "maximize": True}],
     "NAdam": [{"decoupled_weight_decay": True}],
     "RAdam": [{}],
