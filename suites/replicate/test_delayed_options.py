@@ -59,6 +59,34 @@ def test_all(world: World, names: list[str]) -> None:
     assert_on_ranks([2, 2], world.run(body))
 
 
+@requirement(
+    "DDP-DELAY-3006",
+    "A module with frozen parameters computes as without DDP, whichever of the others are delayed.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("names", [["2.weight"], ["1.weight", "2.weight"]], ids=["one", "all"])
+@pytest.mark.world(2)
+def test_beside_frozen(world: World, names: list[str]) -> None:
+    """The first of three layers is frozen."""
+
+    def body(rank: Rank) -> list[float] | str:
+        module = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3))).to(rank.device)
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, 2.0)
+        module[0].requires_grad_(False)
+        model = DistributedDataParallel(
+            module,
+            delay_all_reduce_named_params=[(name, p) for name, p in module.named_parameters() if name in names],
+            param_to_hook_all_reduce=module[1].weight,
+        )
+        try:
+            return model(torch.ones(1, 1, device=rank.device)).flatten().tolist()
+        except AttributeError as e:
+            return str(e)
+
+    assert_on_ranks([[8.0]] * 2, world.run(body))
+
+
 class Pending:
     """An all-reduce that is done as late as it may be: when it is waited for."""
 

@@ -239,6 +239,32 @@ def test_values_of_extra_states(world: World, way: str, extra: Any) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-3002",
+    "With strict=False, set_model_state_dict leaves a module's extra state as it is if the state lacks it.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict; torch.nn.Module.set_extra_state",
+)
+@pytest.mark.parametrize("how", ["in parts", "full", "from rank 0"])
+@pytest.mark.world(2)
+def test_no_extra_state(world: World, how: str) -> None:
+    """Set what a module without an extra state has."""
+    options: dict[str, Any] = {
+        "full": {"full_state_dict": True},
+        "from rank 0": {"full_state_dict": True, "broadcast_from_rank0": True},
+    }.get(how, {})
+
+    def body(rank: Rank) -> str:
+        layer = Extra(2, 2).to(rank.device)
+        layer.extra = "own"
+        model = fully_shard(nn.Sequential(layer), mesh=rank.mesh())
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict="full_state_dict" in options))
+        state.pop("0._extra_state", None)
+        set_model_state_dict(model, state, options=StateDictOptions(**options, strict=False))
+        return f"left: {layer.extra}"
+
+    assert_on_ranks(["left: own"] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-51",
     "A state dict of several optimizers has the states and groups of each, whichever order it is loaded in.",
     source=f"{SOURCE}: get_state_dict, set_optimizer_state_dict; optimizers",
@@ -551,6 +577,32 @@ def test_missing(world: World, stack: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-3000",
+    "If a full state has a key that the model lacks, loading it strictly raises an error that names it on every rank.",
+    source=f"{SOURCE}: set_model_state_dict, StateDictOptions.strict, StateDictOptions.broadcast_from_rank0",
+)
+@pytest.mark.parametrize("broadcast", [False, True], ids=["of each rank", "of rank 0"])
+@pytest.mark.world(2)
+def test_unexpected(world: World, broadcast: bool) -> None:
+    """Each rank has the state, or rank 0 alone, for a sharded, a replicated and a plain model."""
+
+    def body(rank: Rank) -> list[str]:
+        silent = []
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast, strict=True)
+        for way in ("sharded", "replicated", "plain"):
+            model = KEPT[way](rank, nn.Sequential(nn.Linear(2, 2)).to(rank.device))
+            whole = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2), "more": torch.ones(2)}
+            try:
+                set_model_state_dict(model, {} if broadcast and rank.index else whole, options=options)
+                silent.append(f"{way}: no error")
+            except RuntimeError as e:
+                silent += [f"{way}: {e}"] if "more" not in str(e) else []
+        return silent
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-SAVED-04",
     "A full state, of every rank or of rank 0, gives a model on the meta device its values, memory and nothing else.",
     source=f"{SOURCE}: set_model_state_dict, StateDictOptions.full_state_dict, broadcast_from_rank0",
@@ -703,6 +755,36 @@ def test_order_of_groups(world: World, stack: str) -> None:
     """Load three groups in three other orders, and parameters in the reverse order within each group."""
     distribute = STACKS[stack]
     world.run(lambda rank: optimizer_groups.check_order(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-3001",
+    "Loading an optimizer's state into other groups gives each the settings of its parameters, or raises an error.",
+    source=f"{SOURCE}: set_optimizer_state_dict; torch.optim.Optimizer.load_state_dict: number of groups",
+)
+@pytest.mark.parametrize("how", ["by names", "full", "flattened"])
+@pytest.mark.parametrize("saved", [2, 1], ids=["joined", "divided"])
+@pytest.mark.world(2)
+def test_other_groups(world: World, saved: int, how: str) -> None:
+    """The parameters of one group are in two groups afterwards, or those of two in one."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = fully_shard(nn.Linear(2, 2).to(rank.device), mesh=rank.mesh())
+
+        def made(groups: int, rate: float) -> torch.optim.Optimizer:
+            parts = [[model.weight, model.bias]] if groups == 1 else [[model.weight], [model.bias]]
+            return torch.optim.AdamW([{"params": part} for part in parts], lr=rate)
+
+        options = {"full": FULL, "flattened": FLAT}.get(how, {})
+        state = get_optimizer_state_dict(model, made(saved, 0.5), options=StateDictOptions(**options))
+        other = made(3 - saved, 0.25)
+        try:
+            set_optimizer_state_dict(model, other, state, options=StateDictOptions(**options))
+        except ValueError:
+            return [0.5]
+        return sorted({group.get("lr", -1.0) for group in other.param_groups})
+
+    assert_on_ranks([[0.5]] * world.size, world.run(body))
 
 
 @requirement(

@@ -237,6 +237,39 @@ def test_names_of_arguments(world: World, names: str) -> None:
 
 
 @requirement(
+    "RFSDP-CKPT-3003",
+    "A module that is recomputed in the backward may be recomputed in a second backward, if the first keeps the graph.",
+    source="torch.utils.checkpoint.checkpoint: use_reentrant; torch.Tensor.backward: retain_graph",
+)
+@pytest.mark.parametrize("how", ["hooks", "wrapper", "around"])
+@pytest.mark.world(2)
+def test_backward_twice(world: World, how: str) -> None:
+    """Checkpoint a layer by hooks, by a wrapper or around it, and go backward two or three times."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for times in (2, 3):
+            module = Inner(1.0).to(rank.device)
+            if how == "hooks":
+                checkpointed_in_place(module)
+            model: Any = {"hooks": module, "around": functools.partial(PLAIN, module)}.get(how)
+            model = model or checkpointed(module)
+            loss = model(torch.ones(4, device=rank.device)).sum()
+            once = torch.autograd.grad(loss, module.weight, retain_graph=True)[0]
+            try:
+                for left in reversed(range(times - 1)):
+                    loss.backward(retain_graph=left > 0)
+            except AttributeError as e:
+                wrong.append(f"{times} times: {e}")
+                continue
+            if not torch.equal(module.weight.grad, once * (times - 1)):
+                wrong.append(f"{times} times: {module.weight.grad.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-CKPT-02",
     "When a checkpointed module is computed again, its inputs and outputs have the dtypes that they had before.",
     source=f"{SOURCE}; torch.distributed.fsdp.MixedPrecisionPolicy",

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Two, Weight, assert_as_alone, gathered, inputs, wrapped
-from harness import Rank, World, assert_same_all, requirement
+from harness import Rank, World, assert_on_ranks, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
@@ -428,6 +428,79 @@ def test_group_of_states(world: World, case: str) -> None:
             assert sorted(saved["state"]) == ["a", "b"], f"{kind}, {original=}"
 
     world.run(body)
+
+
+@requirement(
+    "TP-STATE-3005",
+    "With rank0_only, optim_state_dict_to_load takes the states from the first rank of its group.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: group; "
+    "torch.distributed.fsdp.FullOptimStateDictConfig.rank0_only",
+)
+@pytest.mark.world(3)
+@pytest.mark.parametrize("first", [0, 1], ids=["of the world's first rank", "of others"])
+def test_group_of_loaded_states(world: World, first: int) -> None:
+    """Two ranks are the group, and their first one alone has the states."""
+
+    def body(rank: Rank) -> list[str]:
+        warnings.simplefilter("ignore")
+        group = dist.new_group([first, first + 1])
+        if rank.index not in (first, first + 1):
+            return []
+        wrong = []
+        for original in (True, False):
+            model = wrapped(rank, Two(), use_orig_params=original, process_group=group)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+            state = {
+                "state": {name: {"momentum_buffer": torch.ones(p.shape)} for name, p in Two().named_parameters()},
+                "param_groups": [sgd.state_dict()["param_groups"][0] | {"params": ["a", "b"]}],
+            }
+            only = FullOptimStateDictConfig(rank0_only=True)
+            FullyShardedDataParallel.set_state_dict_type(model, FULL, None, only)
+            given = state if rank.index == first else {}
+            try:
+                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, sgd, given, group=group)
+                sgd.load_state_dict(loaded)
+                found = {float(x) for of in sgd.state.values() for x in of["momentum_buffer"].flatten()}
+                wrong += [] if found <= {1.0} else [f"{original=}: {found}"]
+            except ValueError as e:
+                wrong.append(f"{original=}: {e}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-STATE-3004",
+    "The state dict of an optimizer that has states of several dtypes for a parameter keeps the dtype of each.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict",
+)
+@pytest.mark.world(2)
+@pytest.mark.parametrize("original", [False, True], ids=["flat", "original"])
+def test_dtypes_of_states(world: World, original: bool) -> None:
+    """Each parameter has a copy in a higher precision, or in a lower one, beside its momentum."""
+
+    def body(rank: Rank) -> list[str]:
+        warnings.simplefilter("ignore")
+        wrong = []
+        for kind, dtype in itertools.product((FULL, SHARDED), (torch.bfloat16, torch.float16)):
+            model = wrapped(rank, Two(), use_orig_params=original)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+            for parameter in model.parameters():
+                if parameter.numel():
+                    copy = parameter.detach().to(dtype)
+                    sgd.state[parameter] = {"copy": copy, "momentum": torch.zeros_like(parameter)}
+            FullyShardedDataParallel.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
+            try:
+                state = FullyShardedDataParallel.optim_state_dict(model, sgd)["state"]["a"]
+                found = {name: value.dtype for name, value in state.items()}
+            except AssertionError as e:
+                wrong.append(f"{kind}: {e}")
+                continue
+            if found != {"copy": dtype, "momentum": torch.float32}:
+                wrong.append(f"{kind}: {found}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(
