@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -561,6 +562,47 @@ def test_names(world: World, stack: str) -> None:
     """Wrap one of the layers, which are managed by themselves, or none, and compile the model or not."""
     distribute = STACKS[stack]
     world.run(lambda rank: states.check_names(rank, distribute))
+
+
+COMPILED: dict[str, Callable[[Rank, nn.Module], Any]] = {
+    "fsdp1": lambda rank, model: wrapped(rank, torch.compile(model, backend="eager"), use_orig_params=True),
+    "fsdp1-flat": lambda rank, model: wrapped(rank, torch.compile(model, backend="eager")),
+    "sharded": lambda rank, model: torch.compile(fully_shard(model, mesh=rank.mesh()), backend="eager"),
+    "replicated": lambda rank, model: DistributedDataParallel(torch.compile(model, backend="eager")),
+}
+"""Ways to compile a model for ranks."""
+
+
+@requirement(
+    "RFSDP-SAVED-2802",
+    "The state of an optimizer can be set on a compiled model whatever the names of its parameters are.",
+    source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict; torch.compile",
+)
+@pytest.mark.parametrize("last", ["last", "norm"], ids=["apart", "within"])
+@pytest.mark.parametrize("way", COMPILED)
+@pytest.mark.world(2)
+def test_names_within_names(world: World, way: str, last: str) -> None:
+    """Of two layers, the first is called layer.norm, and the second last, or norm."""
+
+    def body(rank: Rank) -> list[str]:
+        inner = nn.Sequential(OrderedDict(norm=nn.Linear(4, 4, bias=False)))
+        layers = nn.Sequential(OrderedDict([("layer", inner), (last, nn.Linear(4, 4, bias=False))]))
+        model = COMPILED[way](rank, layers.to(rank.device))
+        saved, loaded = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+        for number, p in enumerate(model.parameters()):
+            p.grad = p.detach() + number
+        saved.step()
+        set_optimizer_state_dict(model, loaded, get_optimizer_state_dict(model, saved))
+        wrong = []
+        for name, p in model.named_parameters():
+            if not p.numel():  # under FSDP1, all of it is on the other rank
+                continue
+            right, found = (each.state[p]["momentum_buffer"] for each in (saved, loaded))
+            if not torch.equal(*(m.to_local() if isinstance(m, DTensor) else m for m in (right, found))):
+                wrong.append(name)
+        return wrong
+
+    assert_on_ranks([[], []], world.run(body))
 
 
 @requirement(

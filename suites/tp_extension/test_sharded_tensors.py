@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 
 from fixtures.tensors import numbers
+<<<<<<< HEAD
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.tp_extension import chunk_spec, filled_shards, joined_shards
+=======
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness.stacks.tp_extension import joined_shards
+>>>>>>> f-coll
 
 SOURCE = "torch/distributed/_shard/sharded_tensor"
 Split = tuple[tuple[int, ...], int, list[list[int]]]
@@ -94,6 +100,7 @@ def test_saved_empty_shards(world: World, tmp_path: Path, split: str) -> None:
     world.run(body)
 
 
+<<<<<<< HEAD
 UNEVEN: dict[str, list[list[int]]] = {
     "more-last": [[2], [3]],
     "more-first": [[3], [2]],
@@ -156,3 +163,63 @@ def test_chunks(world: World) -> None:
                 assert offsets == [i * chunk for i in range(rank.size)], f"{length} in dimension {dim}"
 
     world.run(body)
+=======
+NUMBERS: dict[torch.dtype, list[float]] = {
+    torch.float32: [1 + 2**-23, -(2.0**-126)],
+    torch.bfloat16: [1 + 2**-7, -(2.0**-126)],
+    torch.int32: [2**31 - 1, -(2**31) + 1],
+    torch.int64: [2**53 + 2, -(2**24) - 1],
+    torch.float64: [1 + 2**-52, -(2.0**-1022)],
+}
+"""Two numbers of a dtype that fill its bits."""
+
+
+@requirement(
+    "TP-TENSOR-2800",
+    "Gathering a ShardedTensor into a tensor of its dtype changes no number, whatever the dtype is.",
+    source=f"{SOURCE}/api.py: ShardedTensor.gather: 'Creates a full Tensor on rank dst by gathering all shards'",
+)
+@pytest.mark.parametrize("dtype", NUMBERS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.world(2)
+def test_gathered_dtypes(world: World, dtype: torch.dtype) -> None:
+    """Each rank has one of two numbers; gather without an option."""
+
+    def body(rank: Rank) -> list[float] | None:
+        part = torch.tensor(NUMBERS[dtype], dtype=dtype, device=rank.device)[rank.index : rank.index + 1]
+        out = torch.zeros(2, dtype=dtype, device=rank.device) if rank.index == 0 else None
+        joined_shards(rank.index, [(part, [rank.index])], (2,)).gather(0, out)
+        return None if out is None else out.tolist()
+
+    assert_on_ranks([NUMBERS[dtype], None], world.run(body))
+
+
+@requirement(
+    "TP-TENSOR-2801",
+    "A ShardedTensor on a group of some ranks can be gathered on one of them.",
+    source=f"{SOURCE}/api.py: ShardedTensor.gather; {SOURCE}/__init__.py: init_from_local_shards: process_group",
+)
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 2)], ids=["first-ranks", "last-ranks"])
+@pytest.mark.world(3)
+def test_gathered_in_groups(world: World, ranks: tuple[int, ...]) -> None:
+    """Two of three ranks have a number each; the destination is named by its rank in the world, or in the group."""
+
+    def body(rank: Rank) -> object:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return "outside"
+        place = ranks.index(rank.index)
+        shards = [(torch.tensor([1.0 + place], device=rank.device), [place])]
+        sharded, found = joined_shards(rank.index, shards, (2,), process_group=group), []
+        for destination in dict.fromkeys([ranks[0], 0]):
+            out = torch.zeros(2, device=rank.device) if place == 0 else None
+            try:
+                sharded.gather(destination, out)
+            except (IndexError, RuntimeError, ValueError) as error:
+                found.append(f"{type(error).__name__}: {error}")
+            else:
+                return None if out is None else out.tolist()
+        return found
+
+    results = {ranks[0]: [1.0, 2.0], ranks[1]: None}
+    assert_on_ranks([results.get(rank, "outside") for rank in range(3)], world.run(body))
+>>>>>>> f-coll
