@@ -11,13 +11,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 
 from fixtures.tensors import numbers
-<<<<<<< HEAD
-from harness import Rank, World, assert_same, requirement
-from harness.stacks.tp_extension import chunk_spec, filled_shards, joined_shards
-=======
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
-from harness.stacks.tp_extension import joined_shards
->>>>>>> f-coll
+from harness.stacks.tp_extension import chunk_spec, filled_shards, joined_shards
 
 SOURCE = "torch/distributed/_shard/sharded_tensor"
 Split = tuple[tuple[int, ...], int, list[list[int]]]
@@ -100,7 +95,6 @@ def test_saved_empty_shards(world: World, tmp_path: Path, split: str) -> None:
     world.run(body)
 
 
-<<<<<<< HEAD
 UNEVEN: dict[str, list[list[int]]] = {
     "more-last": [[2], [3]],
     "more-first": [[3], [2]],
@@ -163,7 +157,8 @@ def test_chunks(world: World) -> None:
                 assert offsets == [i * chunk for i in range(rank.size)], f"{length} in dimension {dim}"
 
     world.run(body)
-=======
+
+
 NUMBERS: dict[torch.dtype, list[float]] = {
     torch.float32: [1 + 2**-23, -(2.0**-126)],
     torch.bfloat16: [1 + 2**-7, -(2.0**-126)],
@@ -222,4 +217,3 @@ def test_gathered_in_groups(world: World, ranks: tuple[int, ...]) -> None:
 
     results = {ranks[0]: [1.0, 2.0], ranks[1]: None}
     assert_on_ranks([results.get(rank, "outside") for rank in range(3)], world.run(body))
->>>>>>> f-coll
