@@ -463,7 +463,7 @@ def test_scaling(world: World) -> None:
 
 @requirement(
     "REPL-SCALE-3200",
-    "What a GradScaler scales has the same shape and dtype, in the same containers, and its gradients are averaged.",
+    "A GradScaler returns scaled tensors of the same shape and dtype, in the same containers.",
     source="torch.amp.GradScaler.scale: outputs (Tensor or iterable of Tensors)",
 )
 @pytest.mark.world(2)
