@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -456,6 +457,34 @@ def test_scaling(world: World) -> None:
         for options in OPTIONS:
             wrap = functools.partial(replicate.apply, rank=rank, **options)
             check_scaling(rank, lambda rank, model, wrap=wrap: (wrap(model), rank.index, 2), *LAYERS)  # type: ignore[misc]
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-SCALE-3200",
+    "A GradScaler returns scaled tensors of the same shape and dtype, in the same containers.",
+    source="torch.amp.GradScaler.scale: outputs (Tensor or iterable of Tensors)",
+)
+@pytest.mark.world(2)
+def test_scaled_shapes(world: World) -> None:
+    """Scale outputs of three shapes and two dtypes, alone, in a list and in a tuple, with a first scale and another."""
+
+    def body(rank: Rank) -> None:
+        model = DistributedDataParallel(layer().to(rank.device))
+        scaler = torch.amp.GradScaler(rank.device.type, init_scale=4.0)
+        for scale, shape, dtype in itertools.product((4.0, 8.0), ((), (1,), (2, 1)), (torch.float32, torch.float64)):
+            what = f"{scale}, {shape}, {dtype}"
+            loss = model(given(rank)).sum().expand(shape).to(dtype)
+            (one, (other,)), alone = scaler.scale([loss, (loss,)]), scaler.scale(loss)  # type: ignore[list-item,misc]
+            for scaled in (one, other, alone):
+                assert (scaled.shape, scaled.dtype) == (loss.shape, loss.dtype), what  # type: ignore[attr-defined]
+                assert torch.equal(scaled, loss * scale), what  # type: ignore[call-overload]
+            alone.sum().backward()
+            assert numbers(replicate.gradients(model.module)) == [1.5 * scale * loss.numel()], what
+            model.zero_grad()
+            if shape == (2, 1) and dtype == torch.float64:
+                scaler.update(8.0)
 
     world.run(body)
 

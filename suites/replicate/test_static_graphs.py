@@ -77,6 +77,35 @@ def test_uses(world: World) -> None:
 
 
 @requirement(
+    "REPL-STATIC-3200",
+    "With static_graph=True, gradients are averaged in all steps, whatever forwards without a backward come before.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_forwards_alone(world: World, how: str) -> None:
+    """One forward or two with gradients, without them or in evaluation, before the first step and before the second."""
+
+    def body(rank: Rank) -> None:
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+        ways = ("training", "evaluation", "no_grad")
+        cases = zip(itertools.product((0, 1), ways, (1, 2)), itertools.cycle(OPTIONS), strict=False)
+        for (before, way, count), options in cases:
+            model = made(how, rank, **options)
+            for step in range(3):
+                for _ in range(count if step == before else 0):
+                    model.train(way != "evaluation")
+                    with torch.no_grad() if way == "no_grad" else nullcontext():
+                        model(x, [0, 1, 2])
+                    model.train()
+                model(x, [0, 1, 2]).backward()
+                assert gradients(model) == [1.5] * 3, (options, before, way, count, step)
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
     "REPL-STATIC-05",
     "A static graph that changes after the first step, or that is only called static then, is an error.",
     source=f"{SOURCE}, 'the set of used and unused parameters will not change during the whole training loop'",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from fixtures.managed import ways
 from harness import Rank, World, assert_on_ranks, requirement
@@ -234,6 +235,131 @@ def test_names_of_arguments(world: World, names: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+class Noted(Inner):
+    """Multiply by a weight; note the default device, autocast's dtype and a random number of each call."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        self.seen: list[tuple[str, torch.dtype | None, float]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.seen.append((torch.empty(0).device.type, dtype, torch.rand(1, device=x.device).item()))
+        return (x * self.weight).square()
+
+
+@requirement(
+    "RFSDP-CKPT-3200",
+    "A checkpointed module is recomputed under the default device, autocast and random numbers of its forward, "
+    "whatever those of the backward are.",
+    source="torch.utils.checkpoint.checkpoint: preserve_rng_state; torch.device, torch.autocast",
+)
+@pytest.mark.world(2)
+def test_surroundings(world: World) -> None:
+    """Checkpoint by a function, a wrapper or hooks; forwards and backwards have no context, or one of two others."""
+
+    def body(rank: Rank) -> None:
+        contexts: dict[str, Callable[[], Any]] = {
+            "plain": nullcontext,
+            "meta": lambda: torch.device("meta"),
+            "autocast": lambda: torch.autocast(rank.device.type, torch.bfloat16),
+        }
+        for (way, manage), how in zip(ways(rank).items(), ("wrapper", "hooks", "around"), strict=True):
+            module = Noted(2.0).to(rank.device)
+            if how == "hooks":
+                checkpointed_in_place(module)
+            manage(module)
+            model: Any = functools.partial(PLAIN, module) if how == "around" else module
+            model = checkpointed(module) if how == "wrapper" else model
+            for forward, backward in itertools.product(contexts, repeat=2):
+                what = f"{way}, {how}, {forward} and {backward}"
+                x = torch.full((4,), 1.0 + rank.index, device=rank.device)
+                module.seen.clear()
+                with contexts[forward]():
+                    y = model(x)
+                torch.rand(3, device=rank.device)
+                with contexts[backward]():
+                    y.sum().backward()
+                assert len(module.seen) == 2, what
+                assert module.seen[0] == module.seen[1], f"{what}: {module.seen}"
+                (gradient,) = replicate_fsdp.gradients(module).values()
+                assert gradient.tolist() == [4 * 2.5] * 4, f"{what}: {gradient}"  # of 1 and of 4
+                module.zero_grad()
+
+    world.run(body)
+
+
+class Changing(Inner):
+    """Multiply by a weight; note random numbers and calls that end, and have another shape within the second call."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__(1.0)
+        self.changes, self.ends, self.drawn = changes, 0, list[float]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.drawn.append(torch.rand(1, device=x.device).item())
+        shape = (1, 4) if self.changes and len(self.drawn) > 1 else (4,)
+        y = (x * self.weight).view(shape).square().view(4)
+        self.ends += 1
+        return y
+
+
+@requirement(
+    "RFSDP-CKPT-3201",
+    "The options of a checkpoint have their effect, whether it is a function, a wrapper or hooks.",
+    source="torch.utils.checkpoint.checkpoint: context_fn, determinism_check, early_stop, preserve_rng_state; "
+    "torch/distributed/_composable/checkpoint_activation.py: checkpoint",
+)
+@pytest.mark.world(2)
+def test_options(world: World) -> None:
+    """Give each option alone, to a managed module that is computed again in the same way or in another one."""
+
+    def body(rank: Rank) -> None:
+        entered: list[int] = []
+
+        @contextmanager
+        def enter(number: int) -> Iterator[None]:
+            entered.append(number)
+            yield
+
+        every: list[dict[str, Any]] = [
+            {},
+            {"context_fn": lambda: (enter(1), enter(2))},
+            {"preserve_rng_state": False},
+            {"preserve_rng_state": True},
+            {"early_stop": False},
+            {"determinism_check": "none"},
+        ]
+        hows = ("around", "wrapper", "hooks", "reentrant")
+        for (how, options), (way, manage) in zip(
+            itertools.product(hows, every), itertools.cycle(ways(rank).items()), strict=False
+        ):
+            if how == "reentrant" and not set(options) <= {"preserve_rng_state"}:
+                continue
+            for changes in (False, True):
+                what = f"{way}, {how}, {options}, {changes=}"
+                module = Changing(changes).to(rank.device)
+                if how == "hooks":
+                    checkpointed_in_place(module, **options)
+                manage(module)
+                model: Any = functools.partial(PLAIN, module, **options) if how == "around" else module
+                if how in ("wrapper", "reentrant"):
+                    model = checkpointed(module, reentrant=how == "reentrant", **options)
+                entered.clear()
+                loss = model(torch.ones(4, device=rank.device, requires_grad=True)).sum()
+                torch.rand(3, device=rank.device)
+                refused = changes and how != "reentrant" and "determinism_check" not in options
+                with pytest.raises(CheckpointError) if refused else nullcontext():
+                    loss.backward()
+                assert entered == ([1, 2] if "context_fn" in options else []), what
+                assert (module.drawn[0] == module.drawn[1]) == options.get("preserve_rng_state", True), what
+                stops = how != "reentrant" and options.get("early_stop", True)
+                assert refused or module.ends == (1 if stops else 2), what
+
+    world.run(body)
 
 
 @requirement(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from fixtures.wrapped import assert_as_alone, gathered
+from fixtures.wrapped import HYBRIDS, STRATEGIES, assert_as_alone, gathered, wrapped
 from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
@@ -156,6 +157,35 @@ def test_first_rank_only(world: World, offload: bool) -> None:
 
 
 @requirement(
+    "TP-STATE-17",
+    "Loading a full optimizer state from rank 0 gives every rank its part.",
+    source=f"{SOURCE}, optim_state_dict_to_load; FullOptimStateDictConfig",
+)
+@pytest.mark.needs(features=["hybrid"])
+@pytest.mark.parametrize("original", [False, True], ids=["flat", "original"])
+@pytest.mark.world(4)
+def test_first_rank_of_replicas(world: World, original: bool) -> None:
+    """Shard over two of four ranks with each hybrid strategy, or over all of them, and load Adam's state."""
+
+    def body(rank: Rank) -> None:
+        for strategy, mesh in (*((s, rank.mesh(2, 2)) for s in HYBRIDS), (STRATEGIES[0], rank.mesh(4))):
+            options: Any = {"sharding_strategy": strategy, "use_orig_params": original, "device_mesh": mesh}
+            model = wrapped(rank, layers(), **options)
+            adam, fresh = (torch.optim.Adam(model.parameters(), foreach=False) for _ in range(2))
+            train(model, adam, 0)
+            configs = FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=True)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, *configs):
+                saved = FullyShardedDataParallel.optim_state_dict(model, adam)
+                given = saved if rank.index == 0 else {}
+                fresh.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, given))
+            for parameter, state in adam.state.items():
+                found = {name: fresh.state[parameter][name] for name in state}
+                assert_same_all(state, found, f"{strategy}")
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-201",
     "An optimizer that loaded a full state of FSDP counts each of its steps once for each parameter.",
     source=f"{SOURCE}, rekey_optim_state_dict; pytorch/pytorch#96260",
@@ -204,5 +234,37 @@ def test_offloaded(world: World, original: bool) -> None:
         assert_same_all(*saved_momenta, "momentum")
         for parameter, state in optimizer.state.items():
             assert_same_all(state, fresh.state[parameter], "state")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-STATE-3201",
+    "The tensors that optim_state_dict_to_load returns hold memory for their own elements alone.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: 'the sharded optimizer state'",
+)
+@pytest.mark.parametrize("original", [False, True], ids=["flat", "original"])
+@pytest.mark.world(2)
+def test_memory(world: World, original: bool) -> None:
+    """Load full and sharded states of two momenta, of layers that are wrapped together, with each strategy."""
+
+    def body(rank: Rank) -> None:
+        for strategy, sharded in itertools.product(STRATEGIES, (False, True)):
+            options: Any = {"sharding_strategy": strategy, "use_orig_params": original, "device_mesh": rank.mesh(2)}
+            model = wrapped(rank, layers(), **options)
+            adam = torch.optim.Adam(model.parameters(), foreach=False)
+            train(model, adam, 0)
+            configs = (
+                (StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig())
+                if sharded
+                else (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(rank0_only=False))
+            )
+            with FullyShardedDataParallel.state_dict_type(model, *configs):
+                saved = FullyShardedDataParallel.optim_state_dict(model, adam)
+                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, adam, saved)
+            for number, state in loaded["state"].items():
+                for name, value in state.items():
+                    what = f"{strategy}, {sharded=}: {name} of {number}"
+                    assert value.untyped_storage().nbytes() == value.numel() * value.itemsize, what
 
     world.run(body)

@@ -431,6 +431,7 @@ def test_group_of_states(world: World, case: str) -> None:
 
 
 @requirement(
+<<<<<<< HEAD
     "TP-STATE-3005",
     "With rank0_only, optim_state_dict_to_load takes the states from the first rank of its group.",
     source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: group; "
@@ -501,6 +502,37 @@ def test_dtypes_of_states(world: World, original: bool) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+=======
+    "TP-STATE-3200",
+    "load_state_dict of a module under FSDP with strict=False returns missing and unexpected keys by the plain "
+    "module's names.",
+    source="torch.nn.Module.load_state_dict: missing_keys, unexpected_keys; "
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+)
+@pytest.mark.world(2)
+def test_keys_reported(world: World) -> None:
+    """Leave out each parameter in turn, at three depths of FSDP modules, and add a key besides or none."""
+
+    def body(rank: Rank) -> None:
+        ways = itertools.product((FULL, SHARDED), (True, False))
+        for (kind, original), strategy in zip(ways, itertools.cycle(STRATEGIES[:2]), strict=False):
+            options = {"use_orig_params": original, "sharding_strategy": strategy, "device_mesh": rank.mesh(2)}
+            inner = nn.Sequential(wrapped(rank, Two(), **options), Two())
+            plain = nn.Sequential(nn.Sequential(Two(), Two()), Two())
+            model = wrapped(rank, nn.Sequential(wrapped(rank, inner, **options), Two()), **options)
+            FullyShardedDataParallel.set_state_dict_type(model, kind)
+            for name, more in zip(
+                plain.state_dict(), itertools.cycle(([], ["unknown"], ["0.1.unknown"])), strict=False
+            ):
+                state = model.state_dict()
+                del state[name]
+                state |= {key: torch.ones(4, device=rank.device) for key in more}
+                result = model.load_state_dict(state, strict=False)
+                what = f"{kind}, {original=}, {strategy}"
+                assert (result.missing_keys, result.unexpected_keys) == ([name], more), what
+
+    world.run(body)
+>>>>>>> t-fsdp
 
 
 @requirement(

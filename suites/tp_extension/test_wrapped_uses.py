@@ -114,6 +114,74 @@ def test_growth(world: World, start: int) -> None:
 
 
 @requirement(
+    "TP-SCALE-3200",
+    "Ranks without gradients take part in a ShardedGradScaler's steps: all ranks step, or skip a step, together.",
+    source=SCALER,
+)
+@pytest.mark.parametrize("way", ["step", "unscale_"])
+@pytest.mark.world(2, 3)
+def test_ranks_without_gradients(world: World, way: str) -> None:
+    """A weight has one element, which one rank has; its gradient is finite in the first and the third of four steps."""
+
+    def body(rank: Rank) -> None:
+        model = wrapped(rank, Weight(1, 1.0), use_orig_params=True)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        scaler = ShardedGradScaler(rank.device.type, init_scale=4.0)
+        value, scale = 1.0, 4.0
+        for step in range(4):
+            sgd.zero_grad()
+            scaler.scale(model(torch.ones(1, device=rank.device)).sum()).backward()
+            for parameter in model.parameters():
+                if step % 2 and parameter.grad is not None:
+                    parameter.grad.fill_(torch.inf)
+            if way == "unscale_":
+                scaler.unscale_(sgd)
+            scaler.step(sgd)
+            scaler.update()
+            value -= 0 if step % 2 else 0.5
+            scale *= 0.5 if step % 2 else 1.0
+            assert scaler.get_scale() == scale, f"step {step}"
+            assert [x for p in model.parameters() for x in p.flatten().tolist()] in ([], [value]), f"step {step}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SCALE-3201",
+    "update of a ShardedGradScaler copies a new scale, given as a number or as a tensor.",
+    source=f"{SCALER}.update: new_scale (float or torch.Tensor)",
+)
+@pytest.mark.world(2)
+def test_new_scale(world: World) -> None:
+    """Give each kind in turn, before a step and after one, and change the tensor afterwards."""
+
+    def body(rank: Rank) -> None:
+        scaler = ShardedGradScaler(rank.device.type, init_scale=4.0)
+        weight = nn.Parameter(torch.ones(2, device=rank.device))
+        sgd = torch.optim.SGD([weight], lr=1.0)
+        assert scaler.scale(weight.detach()).tolist() == [4.0] * 2
+        given: list[Any] = [
+            32.0,
+            torch.tensor(16.0, device=rank.device),
+            torch.tensor(2.0, dtype=torch.float64, device=rank.device),
+        ]
+        for new, stepped in itertools.product(given, (False, True)):
+            if stepped:
+                weight.grad = torch.ones(2, device=rank.device)
+                scaler.step(sgd)
+            right = float(new)
+            scaler.update(new)
+            if isinstance(new, torch.Tensor):
+                new.fill_(128.0)
+            assert scaler.get_scale() == right, f"{new}, {stepped=}"
+            assert scaler.scale(torch.ones((), device=rank.device)).item() == right, f"{new}, {stepped=}"
+            if isinstance(new, torch.Tensor):
+                new.fill_(right)
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-715",
     "An optimizer's state that optim_state_dict_to_load converts gives each parameter its own state, "
     "whatever the order of the optimizer's groups.",
