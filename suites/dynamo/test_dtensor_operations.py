@@ -404,6 +404,7 @@ def _turned(d: Any) -> list[Any]:
     "DTensors that code compiled for all sizes returns have the strides of uncompiled results, and their values.",
     source="torch.compile: dynamic; torch.distributed.tensor.DTensor: stride",
 )
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, such DTensors have their sizes for strides")
 @pytest.mark.world(2)
 def test_strides_of_all_sizes(world: World) -> None:
     """Turn and combine matrices of three shapes, by rows, by columns and whole."""

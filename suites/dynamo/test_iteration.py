@@ -359,7 +359,7 @@ def _caused(x: torch.Tensor) -> Any:
                     raise ValueError("b") from error
                 raise ValueError("b") from None
         except ValueError as error:
-            found.append((type(error.__cause__).__name__, error.args))
+            found.append((type(error.__cause__).__name__, str(error)))
     return y * 2, found
 
 

@@ -431,7 +431,6 @@ def test_group_of_states(world: World, case: str) -> None:
 
 
 @requirement(
-<<<<<<< HEAD
     "TP-STATE-3005",
     "With rank0_only, optim_state_dict_to_load takes the states from the first rank of its group.",
     source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: group; "
@@ -502,7 +501,8 @@ def test_dtypes_of_states(world: World, original: bool) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
-=======
+
+
     "TP-STATE-3200",
     "load_state_dict of a module under FSDP with strict=False returns missing and unexpected keys by the plain "
     "module's names.",
@@ -532,7 +532,6 @@ def test_keys_reported(world: World) -> None:
                 assert (result.missing_keys, result.unexpected_keys) == ([name], more), what
 
     world.run(body)
->>>>>>> t-fsdp
 
 
 @requirement(
