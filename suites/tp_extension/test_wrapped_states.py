@@ -503,6 +503,7 @@ def test_dtypes_of_states(world: World, original: bool) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+@requirement(
     "TP-STATE-3200",
     "load_state_dict of a module under FSDP with strict=False returns missing and unexpected keys by the plain "
     "module's names.",
