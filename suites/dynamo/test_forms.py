@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import deque
 from collections.abc import Callable
@@ -541,11 +540,16 @@ QUEUES: dict[str, Callable[[], deque[float]]] = {
 }
 """Queues of numbers that a step keeps."""
 
+
+def _added(queue: deque[float]) -> None:
+    queue += [4.0]
+
+
 APPENDED: list[Callable[[deque[float]], Any]] = [
     lambda queue: queue.append(4.0),
     lambda queue: queue.appendleft(4.0),
     lambda queue: queue.extend([4.0, 8.0]),
-    lambda queue: operator.iadd(queue, [4.0]),
+    _added,
 ]
 """How a number comes into a queue."""
 
