@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
@@ -376,3 +376,48 @@ def test_needed_within(world: World) -> None:
                 assert [y.tolist() for y in other] == [y.tolist() for y in one], (name, enabled)
 
     world.run(body)
+
+
+class Optional(Function):
+    """Return two products, and say by the gradient which of them have one; a rank uses only one of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, materializes: bool) -> Outputs:
+        ctx.set_materialize_grads(materializes)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> Any:
+        if first is None or second is None:
+            used = second if first is None else first
+            return used * (5 if first is None else 7), None
+        return first * 2 + second * 3, None
+
+
+@requirement(
+    "DYN-AUTOFN-2900",
+    "The backward of a compiled autograd.Function has None for outputs without gradient after "
+    "set_materialize_grads(False), but zeros by default.",
+    source="torch.autograd.function.FunctionCtx.set_materialize_grads; pytorch/pytorch#118396",
+)
+@pytest.mark.parametrize("gradients", ["materialized", "not-materialized"])
+@pytest.mark.world(2)
+def test_unused_outputs(world: World, gradients: str) -> None:
+    """Use another output on each rank, and sum the gradients over ranks."""
+
+    def call(x: torch.Tensor) -> Outputs:
+        outputs: Outputs = Optional.apply(x, gradients == "materialized")
+        return outputs
+
+    def body(rank: Rank) -> list[list[float]]:
+        found = []
+        for function in (call, *(dynamo.compiled(call, backend=backend)[0] for backend in ("eager", "aot_eager"))):
+            x = torch.ones(2, device=rank.device, requires_grad=True)
+            function(x)[rank.index].sum().backward()
+            assert x.grad is not None
+            dist.all_reduce(x.grad)
+            found.append(x.grad.tolist())
+        return found
+
+    right = [2.0 + 3.0] * 2 if gradients == "materialized" else [5.0 + 7.0] * 2
+    assert_on_ranks([[right] * 3] * 2, world.run(body))

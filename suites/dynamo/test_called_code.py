@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 from suites.dynamo.objects import Case, known, unlike
 
 
@@ -215,7 +216,6 @@ FAILING: dict[str, Callable[[Any], Any]] = {
     "int": lambda k: int(f"{k}a"),
     "ord": lambda k: ord(f"{k}"),
     "chr": lambda k: chr(k),
-    "range": lambda k: range(k, 3, k + 1),
     "index": lambda k: [1, 2][k - 5],
     "key": lambda k: {1: 2}[k],
     "division": lambda k: 1 // (k + 1),
@@ -251,6 +251,93 @@ def test_caught(world: World) -> None:
 
     def body(rank: Rank) -> list[str]:
         return unlike(rank, {"caught": (caught, (-1,))})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+OUTSIDE = {"far": 10, "length": 2, "below": -3}
+"""Indices outside a list of two elements."""
+
+
+@requirement(
+    "DYN-CALLED-2900",
+    "Compiled code catches the IndexError of list.pop with any index outside the list.",
+    source="Python: list.pop, 'raises an IndexError if the list is empty or the index is outside the list range'",
+)
+@pytest.mark.parametrize(
+    "where",
+    [
+        "far",
+        pytest.param("length", marks=pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, an internal error")),
+        "below",
+    ],
+)
+@pytest.mark.world(2)
+def test_popped_outside(world: World, where: str) -> None:
+    """Pop there, catch the error, and add what is left to a sum over ranks."""
+
+    def step(x: torch.Tensor) -> Any:
+        batches, caught = [1, 2], False
+        try:
+            batches.pop(OUTSIDE[where])
+        except IndexError:
+            caught = True
+        return summed(x) * len(batches), batches, caught
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {where: (step, ())})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+class Schedule:
+    """A schedule with a scale of its class and a scale for all."""
+
+    @classmethod
+    def scale(cls) -> float:
+        return 2.0 if cls is Schedule else 3.0
+
+    @staticmethod
+    def shift() -> float:
+        return 5.0
+
+    def weight(self) -> float:
+        return 7.0
+
+
+class OwnSchedule(Schedule):
+    """A schedule that asks its base."""
+
+    def of_class(self) -> float:
+        return super().scale()
+
+    def static(self) -> float:
+        return super().shift()
+
+    def plain(self) -> float:
+        return super().weight()
+
+
+@requirement(
+    "DYN-CALLED-2901",
+    "In compiled code, super() calls each kind of method of the base, also for an object that this code has made.",
+    source="Python: super; torch.compile",
+)
+@pytest.mark.parametrize("method", ["plain", "static", "of_class"])
+@pytest.mark.parametrize("how", ["given", "made"])
+@pytest.mark.world(2)
+def test_super(world: World, how: str, method: str) -> None:
+    """Multiply a sum over ranks by what the method of the base says."""
+    given = OwnSchedule()
+
+    def step(x: torch.Tensor) -> Any:
+        schedule = given if how == "given" else OwnSchedule()
+        return summed(x) * getattr(schedule, method)()
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {method: (step, ())})
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
-from suites.dynamo.objects import known
+from suites.dynamo.objects import known, unlike
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
@@ -241,6 +242,204 @@ def test_iterators(world: World) -> None:
             right, found = known(iterate(x)), known(compiled(x))
             if found != right:
                 wrong.append(f"{name}: {right} uncompiled, {found} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+GIVEN: dict[str, Callable[[], Iterator[Any]]] = {
+    "list": lambda: iter([2, 3, 4]),
+    "generator": lambda: (batch for batch in (2, 3, 4)),
+    "tuple": lambda: iter((2, 3, 4)),
+    "range": lambda: iter(range(2, 5)),
+}
+"""Iterators over numbers of batches."""
+
+
+@requirement(
+    "DYN-CONTAINER-2900",
+    "Compiled code that reads an iterator which it is given leaves to its caller what uncompiled code leaves.",
+    source="Python: Iterator types; torch.compile: side effects",
+)
+@pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.world(2)
+def test_given_iterators(world: World, kind: str) -> None:
+    """Add the first batch, or all, to a sum over ranks, and see what is left for the next call."""
+
+    def one(x: torch.Tensor, batches: Iterator[int]) -> torch.Tensor:
+        return summed(x) + next(batches)
+
+    def every(x: torch.Tensor, batches: Iterator[int]) -> torch.Tensor:
+        for batch in list(batches):
+            x = x + batch
+        return summed(x)
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for step in (one, every):
+            found = []
+            for call in (step, dynamo.compiled(step, backend="eager", fullgraph=False)[0]):
+                batches = GIVEN[kind]()
+                found.append((known(call(torch.ones(2, device=rank.device), batches)), list(batches)))
+            if found[0] != found[1]:
+                wrong.append(f"{step.__name__}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+READERS: dict[str, Callable[[Iterator[int]], Any]] = {
+    "list": list,
+    "sorted": sorted,
+    "tuple": tuple,
+    "set": set,
+    "max": max,
+    "min": min,
+    "in": lambda numbers: 1 in numbers,
+    "sum": sum,
+    "any": any,
+    "all": all,
+}
+"""Functions that read an iterator to its end, or until they know."""
+
+
+@requirement(
+    "DYN-CONTAINER-2901",
+    "In compiled code, a function that reads an iterator leaves of it what the function leaves in uncompiled code.",
+    source="Python: Built-in Functions, sum, any, all; torch.compile",
+)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.world(2)
+def test_read_iterators(world: World, reader: str) -> None:
+    """Read numbers by a function, and add up over ranks what is left of them."""
+    read = READERS[reader]
+
+    def step(x: torch.Tensor) -> Any:
+        numbers = iter([0, 1, 2])
+        found = read(numbers)
+        left = list(numbers)
+        return summed(x) * len(left), found, left
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {reader: (step, ())})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+KEYS: dict[str, tuple[Any, Any]] = {
+    "texts": ("first", "second"),
+    "numbers": (1, 2),
+    "modules": (nn.Linear(1, 1), nn.Linear(1, 1)),
+}
+"""Keys of a dictionary that has an order."""
+
+
+@requirement(
+    "DYN-CONTAINER-2902",
+    "In compiled code, OrderedDict.move_to_end(key, last=False) moves any key to the beginning.",
+    source="Python: collections.OrderedDict.move_to_end; torch.compile",
+)
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.world(2)
+def test_moved_to_front(world: World, keys: str) -> None:
+    """Keep sums over ranks in order, move them by position and by name, and see the order."""
+    first, second = KEYS[keys]
+
+    def step(x: torch.Tensor) -> Any:
+        order = OrderedDict[Any, torch.Tensor]()
+        order[first], order[second] = summed(x), x * 10
+        order.move_to_end(second, False)
+        moved = list(order.values())
+        order.move_to_end(first, last=False)
+        order.move_to_end(first)
+        return [*moved, *order.values()]
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {keys: (step, ())})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+class Batches:
+    """An iterator of which the third number can't be read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> int:
+        self.count += 1
+        if self.count == 3:
+            raise ValueError("no such batch")
+        return self.count
+
+
+def _batches() -> Iterator[int]:
+    yield 1
+    yield 2
+    raise ValueError("no such batch")
+
+
+@requirement(
+    "DYN-CONTAINER-2903",
+    "In compiled code, list.extend keeps what an iterator gave before it raised an error.",
+    source="Python: list.extend, 'Extend the list by appending all the items'; torch.compile",
+)
+@pytest.mark.parametrize("kind", ["generator", "own-iterator"])
+@pytest.mark.world(2)
+def test_extended_until_an_error(world: World, kind: str) -> None:
+    """Extend a list by two numbers and an error, and multiply a sum over ranks by its length."""
+
+    def step(x: torch.Tensor) -> Any:
+        items = [7]
+        try:
+            items.extend(_batches() if kind == "generator" else Batches())
+        except ValueError:
+            x = x + 1
+        return summed(x) * len(items), items
+
+    def body(rank: Rank) -> list[str]:
+        return unlike(rank, {kind: (step, ())})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+CONTAINED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numbers": lambda x: (1 in [1, 2], 3 in (1, 2), 1 in {1: 2}, 3 in {1, 2}),
+    "range": lambda x: (1 in range(2), 3 in range(2)),
+    "tensor": lambda x: (x in [x], x in (x, x + 1)),
+}
+"""What is asked of containers."""
+
+
+@requirement(
+    "DYN-CONTAINER-2904",
+    "In compiled code, `in` gives True or False, also for a tensor in a list that begins with this tensor.",
+    source="Python: Membership test operations, 'any(x is e or x == e for e in y)'; torch.compile",
+)
+@pytest.mark.parametrize("of", CONTAINED)
+@pytest.mark.world(2)
+def test_contained(world: World, of: str) -> None:
+    """Ask for numbers and for a tensor, and return the answers with a sum over ranks."""
+    ask = CONTAINED[of]
+
+    def step(x: torch.Tensor) -> Any:
+        return summed(x), ask(x)
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        compiled, _ = dynamo.compiled(step, backend="eager", fullgraph=False)
+        x = torch.arange(2.0, device=rank.device)
+        right, found = ([(type(each).__name__, str(each)) for each in call(x)[1]] for call in (step, compiled))
+        if found != right:
+            wrong.append(f"{right} uncompiled, {found} compiled")
         return wrong
 
     for wrong in world.run(body):

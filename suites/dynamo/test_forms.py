@@ -21,6 +21,7 @@ from fixtures.layers import layer
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo, replicate, replicate_fsdp, tp_extension
 from harness.stacks.collectives import functional, reduction, unwaited
+from harness.stacks.limit import runs_with
 
 
 @requirement(
@@ -540,10 +541,16 @@ QUEUES: dict[str, Callable[[], deque[float]]] = {
 }
 """Queues of numbers that a step keeps."""
 
+
+def _added(queue: deque[float]) -> None:
+    queue += [4.0]
+
+
 APPENDED: list[Callable[[deque[float]], Any]] = [
     lambda queue: queue.append(4.0),
     lambda queue: queue.appendleft(4.0),
     lambda queue: queue.extend([4.0, 8.0]),
+    *([] if runs_with("<2.13") else [_added]),  # before 2.13, += of deques can't be traced
 ]
 """How a number comes into a queue."""
 

@@ -161,6 +161,37 @@ def test_data_of_parameters(world: World, loss: str) -> None:
 
 
 @requirement(
+    "DYN-RESULT-2900",
+    "Compiled code sees the shape that a parameter has after its data became a collective's result of another size.",
+    source="torch.Tensor.data; torch.Tensor: shape, numel; torch.compile",
+)
+@pytest.mark.parametrize("data", ["averaged", "gathered"])
+@pytest.mark.world(2)
+def test_shape_of_new_data(world: World, data: str) -> None:
+    """Average a parameter, or gather it from its shards, and use its new shape."""
+
+    def replace(parameter: torch.Tensor) -> list[Any]:
+        if data == "averaged":
+            parameter.data = functional.all_reduce(parameter.detach(), "sum", dist.group.WORLD) / 2
+        else:
+            gathered = functional.all_gather_tensor(parameter.detach(), 0, dist.group.WORLD)
+            parameter.data = functional.wait_tensor(gathered)
+        new = parameter.detach()
+        return [new / new.numel(), new.new_ones(parameter.shape), [*parameter.shape], parameter.size(0)]
+
+    def body(rank: Rank) -> list[Any]:
+        found = []
+        for call in (replace, dynamo.compiled(replace, backend="eager", fullgraph=False)[0]):
+            parameter = torch.nn.Parameter(torch.arange(3.0, device=rank.device) + 3 * rank.index)
+            mean, ones, *shape = call(parameter)
+            found.append([mean.tolist(), ones.tolist(), *shape, [*parameter.shape]])
+        return found
+
+    for right, found in world.run(body):
+        assert found == right, f"{right} uncompiled, {found} compiled"
+
+
+@requirement(
     "DYN-RESULT-01",
     "Compiled code sees the shape, strides, dtype, device and requires_grad that a functional collective's result has.",
     source=SOURCE,

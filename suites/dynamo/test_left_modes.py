@@ -1,0 +1,151 @@
+"""Modes such as no_grad and autocast end in compiled code where they end in uncompiled code, whatever ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import Rank, World, requirement
+from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+
+Mode = Callable[[], AbstractContextManager[Any]]
+
+MODES: dict[str, Callable[[str], Any]] = {
+    "no_grad": lambda device: torch.no_grad(),
+    "autocast": lambda device: torch.autocast(device, torch.bfloat16),
+}
+"""Modes by name, for the type of a device."""
+
+
+def _refused(x: torch.Tensor) -> torch.Tensor:
+    """Refuse a batch, as a check of what a rank is given does."""
+    raise ValueError("no such batch")
+
+
+def _scales(mode: Mode) -> Iterator[float]:
+    """Give the scales of parts of a batch."""
+    with mode():
+        yield 2.0
+        yield 3.0
+
+
+def _with(x: torch.Tensor, mode: Mode) -> Any:
+    with mode():
+        return x * 2
+
+
+def _with_that_raises(x: torch.Tensor, mode: Mode) -> Any:
+    try:
+        with mode():
+            return _refused(x)
+    except ValueError:
+        return x
+
+
+def _stack(x: torch.Tensor, mode: Mode) -> Any:
+    with ExitStack() as stack:
+        stack.enter_context(mode())
+        return x * 2
+
+
+def _explicit(x: torch.Tensor, mode: Mode) -> Any:
+    context = mode()
+    context.__enter__()
+    y = x * 2
+    context.__exit__(None, None, None)
+    return y
+
+
+def _decorated(x: torch.Tensor, mode: Any) -> Any:
+    return mode()(lambda given: given * 2)(x)
+
+
+def _decorated_that_raises(x: torch.Tensor, mode: Any) -> Any:
+    check = mode()(_refused)
+    try:
+        return check(x)
+    except ValueError:
+        return x
+
+
+def _generator(x: torch.Tensor, mode: Mode) -> Any:
+    for scale in _scales(mode):
+        x = x.detach() * scale
+    return x
+
+
+def _generator_left(x: torch.Tensor, mode: Mode) -> Any:
+    for scale in _scales(mode):
+        x = x.detach() * scale
+        break
+    return x
+
+
+WAYS: list[Callable[[torch.Tensor, Any], Any]] = [
+    _with,
+    _with_that_raises,
+    _stack,
+    _explicit,
+    _decorated,
+    _decorated_that_raises,
+    _generator,
+    _generator_left,
+]
+"""How code has a mode for a part of what it does."""
+
+
+@requirement(
+    "DYN-MODE-2900",
+    "After compiled code has left no_grad or autocast, in whatever way, losses have the gradients and dtypes of "
+    "uncompiled code.",
+    source="torch.no_grad; torch.autocast; torch.compile: the compiled function does what the function does",
+)
+@requirement(
+    "DYN-MODE-2901",
+    "Compiled code that enters a mode and leaves it changes the mode of no code that runs after it.",
+    source="torch.no_grad: thread local; torch.autocast; torch.compile",
+)
+@pytest.mark.parametrize("way", WAYS, ids=[way.__name__.strip("_").replace("_", "-") for way in WAYS])
+@pytest.mark.world(2)
+def test_left(world: World, way: Callable[[torch.Tensor, Any], Any]) -> None:
+    """Leave a mode before the loss is computed, whose gradient is summed over ranks, and look at the modes."""
+
+    def trained(step: Callable[..., Any], rank: Rank) -> list[Any]:
+        x = torch.full((2, 2), float(rank.index + 1), device=rank.device)
+        w = torch.full((2, 2), 1.5, device=rank.device, requires_grad=True)
+        loss = step(x, w)
+        seen: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled(x.device.type), str(loss.dtype)]
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+            if loss.requires_grad:
+                loss.float().sum().backward()
+            gradient = torch.zeros_like(x) if w.grad is None else w.grad
+            seen += (gradient + functional.all_reduce(gradient, "sum", dist.group.WORLD)).flatten().tolist()
+        return seen
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, make in MODES.items():
+
+            def step(x: torch.Tensor, w: torch.Tensor, make: Callable[[str], Any] = make) -> torch.Tensor:
+                y = way(x, lambda: make(x.device.type))
+                return torch.mm(y, w)
+
+            right = trained(step, rank)
+            try:
+                found = trained(dynamo.compiled(step, backend="eager", fullgraph=False)[0], rank)
+            except Exception as error:  # uncompiled code raises none
+                found = [repr(error)[:200]]
+            torch.set_grad_enabled(True)
+            torch.set_autocast_enabled(rank.device.type, False)
+            if found != right:
+                wrong.append(f"{name}: {right} uncompiled, {found} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
