@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable
@@ -544,6 +545,7 @@ APPENDED: list[Callable[[deque[float]], Any]] = [
     lambda queue: queue.append(4.0),
     lambda queue: queue.appendleft(4.0),
     lambda queue: queue.extend([4.0, 8.0]),
+    lambda queue: operator.iadd(queue, [4.0, 8.0]),
 ]
 """How a number comes into a queue."""
 
