@@ -1,4 +1,4 @@
-# A StopIteration of next() in a generator silently ends the generator in compiled code: it is no RuntimeError
+# A StopIteration of next() in a generator silently ends it in compiled code: it is no RuntimeError (before torch 2.14)
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_stop_iteration.py
