@@ -290,6 +290,46 @@ def test_given_iterators(world: World, kind: str) -> None:
         assert not wrong, "\n".join(wrong)
 
 
+class Names(set[str]):
+    """Names, as a class of their own."""
+
+
+@requirement(
+    "DYN-CONTAINER-1900",
+    "A container that compiled code changes holds afterwards what it holds if the code is not compiled, whatever class "
+    "it has.",
+    source="torch.compile: the compiled function does what the function does; torch/_dynamo/side_effects.py",
+)
+@pytest.mark.parametrize("kind", [set, Names], ids=["set", "own class"])
+@pytest.mark.world(2)
+def test_changed_sets(world: World, kind: type[set[str]]) -> None:
+    """Add names to sets and remove them, between sums over ranks."""
+    changes: dict[str, Callable[[set[str]], Any]] = {
+        "add": lambda names: names.add("c"),
+        "discard": lambda names: names.discard("a"),
+        "update": lambda names: names.update(["c", "d"]),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, change in changes.items():
+
+            def step(x: torch.Tensor, names: set[str], change: Any = change) -> torch.Tensor:
+                change(names)
+                return summed(x) * len(names)
+
+            found = []
+            for function in step, dynamo.compiled(step, backend="eager", fullgraph=False)[0]:
+                names = kind(["a", "b"])
+                found.append((function(torch.ones(1, device=rank.device), names).item(), sorted(names)))
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
 READERS: dict[str, Callable[[Iterator[int]], Any]] = {
     "list": list,
     "sorted": sorted,
@@ -444,3 +484,78 @@ def test_contained(world: World, of: str) -> None:
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
+
+
+GIVEN_TO_SETS: dict[str, Callable[[list[str]], Any]] = {
+    "list": lambda names: names,
+    "generator": lambda names: (name for name in names),
+}
+"""What a method of a set is given."""
+
+
+@requirement(
+    "DYN-CONTAINER-3101",
+    "A method of a set gives in compiled code what it gives uncompiled, also for a generator.",
+    source="torch.compile: the compiled function does what the function does; set.union",
+)
+@pytest.mark.parametrize("given", GIVEN_TO_SETS)
+@pytest.mark.world(2)
+def test_methods_of_sets(world: World, given: str) -> None:
+    """Unite, intersect and subtract names."""
+
+    def step(x: torch.Tensor, names: list[str]) -> tuple[torch.Tensor, list[Any]]:
+        made = GIVEN_TO_SETS[given]
+        results = [
+            {"a", "b"}.union(made(names)),
+            {"a", "b"}.difference(made(names)),
+            {"a", "b"}.intersection(made(names)),
+            {"a", "b"}.symmetric_difference(made(names)),
+        ]
+        return summed(x), results
+
+    def body(rank: Rank) -> list[Any]:
+        x = torch.ones(1, device=rank.device)
+        return dynamo.compiled(step, backend="eager", fullgraph=False)[0](x, ["b", "c"])[1]
+
+    right = [{"a", "b", "c"}, {"a"}, {"b"}, {"a", "c"}]
+    for found in world.run(body):
+        assert [sorted(each) for each in found] == [sorted(each) for each in right]
+
+
+def _ended(numbers: Iterator[int]) -> Iterator[int]:
+    while True:
+        try:
+            number = next(numbers)
+        except StopIteration:
+            return
+        yield number
+
+
+def _not_ended(numbers: Iterator[int]) -> Iterator[int]:
+    while True:
+        yield next(numbers)
+
+
+@requirement(
+    "DYN-CONTAINER-3102",
+    "A StopIteration that leaves a generator in compiled code is a RuntimeError, and one that the generator catches is "
+    "none.",
+    source="torch.compile: the compiled function does what the function does; PEP 479",
+)
+@pytest.mark.parametrize("generator", [_ended, _not_ended], ids=["caught", "not caught"])
+@pytest.mark.world(2)
+def test_ends_of_generators(world: World, generator: Callable[[Iterator[int]], Iterator[int]]) -> None:
+    """Add two numbers that a generator takes out of an iterator without a default."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = summed(x)
+        try:
+            return y * sum(generator(iter([1, 2])))
+        except RuntimeError:
+            return y * 100
+
+    def body(rank: Rank) -> float:
+        return float(dynamo.compiled(step, backend="eager", fullgraph=False)[0](torch.ones(1, device=rank.device)))
+
+    right = 2.0 * (3 if generator is _ended else 100)
+    assert world.run(body) == [right] * world.size

@@ -12,6 +12,7 @@ from functorch.compile import aot_function, nop
 
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 
 
 def first_changed(a: torch.Tensor, b: torch.Tensor, n: Any, m: Any) -> torch.Tensor:
@@ -75,6 +76,48 @@ def test_changed_arguments(world: World) -> None:
                         wrong.append(
                             f"{function.__name__}, {views}, {numbers}: {found[0]} uncompiled, {found[1]} compiled"
                         )
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+PLACES: dict[str, list[tuple[int, int]]] = {
+    "overlapping first": [(2, 0), (0, 8), (0, 2), (4, 3)],
+    "always apart": [(4, 0), (0, 8), (6, 12), (12, 6)],
+}
+"""Where two slices of a buffer begin in each call; they have four elements."""
+
+
+def one_changed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Change the first tensor, and return the sum of the second over ranks."""
+    a.add_(1)
+    return functional.all_reduce(b * 2, "sum", dist.group.WORLD)
+
+
+@requirement(
+    "DYN-ARG-3100",
+    "Compiled code changes and reads the views that it is given, wherever in their buffer the views of earlier calls "
+    "began.",
+    source="torch.compile: the compiled function does what the function does; pytorch/pytorch#184481",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, a function of two views of a buffer fails an assertion")
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.world(2)
+def test_other_places(world: World, places: str) -> None:
+    """Call code with slices of new buffers, that begin elsewhere each time."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        torch.compiler.reset()
+        compiled = torch.compile(one_changed, backend="aot_eager", fullgraph=True)
+        for first, second in PLACES[places]:
+            found = []
+            for function in one_changed, compiled:
+                buffer = torch.arange(16.0, device=rank.device)
+                result = function(buffer[first : first + 4], buffer[second : second + 4])
+                found.append(((result + 0).tolist(), buffer.tolist()))
+            if found[0] != found[1]:
+                wrong.append(f"slices from {first} and {second}: {found[0][1]} uncompiled, {found[1][1]} compiled")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

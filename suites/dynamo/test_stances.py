@@ -237,3 +237,35 @@ def test_allowed_function_is_gone(world: World) -> None:
         assert len(called) == 2
 
     world.run(body)
+
+
+@requirement(
+    "DYN-STANCE-55",
+    "With skip_guard_eval_unsafe, code with collectives that was compiled for some sizes is used for each of them.",
+    source=f"{SOURCE}: skip_guard_eval_unsafe",
+)
+@pytest.mark.parametrize("way", ["context", "decorator"])
+@pytest.mark.world(2)
+def test_few_guards(world: World, way: str) -> None:
+    """Call code that was compiled for one number with another number, which its few guards do not notice."""
+
+    def step(x: torch.Tensor, number: int) -> torch.Tensor:
+        x = x * 1
+        dist.all_reduce(x)
+        return x + number
+
+    def body(rank: Rank) -> tuple[int, int]:
+        torch.compiler.reset()
+        backend = Backend()
+        function = torch.compile(step, backend=backend, dynamic=False, fullgraph=True)
+        x = torch.ones(2, device=rank.device)
+        function(x, 1)
+        stance = torch.compiler.set_stance(skip_guard_eval_unsafe=True)
+        if way == "decorator":
+            stance(function)(x, 2)
+        else:
+            with stance:
+                function(x, 2)
+        return backend.counts
+
+    assert world.run(body) == [(1, 2)] * world.size

@@ -435,3 +435,65 @@ def test_products_again(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-OP-06",
+    "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, DTensors have no avg_pool")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=["integers", "floats"])
+@pytest.mark.world(2)
+def test_pending_pools(world: World, dtype: torch.dtype) -> None:
+    """Average neighbors in one, two and three dimensions."""
+    pools: dict[int, Operator] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        for dimensions, pool in pools.items():
+            whole = torch.tensor([1, 3, 2, 4], dtype=dtype, device=rank.device).expand(1, 1, *[4] * dimensions)
+            first = torch.tensor([1, 0, 0, 0], dtype=dtype, device=rank.device).expand_as(whole)
+            part = first if rank.index else whole - first
+            found = pool(DTensor.from_local(part, mesh, [Partial()]), 2)
+            if not right(pool(whole, 2), found):
+                wrong.append(f"avg_pool{dimensions}d: {found.full_tensor().flatten()[:2].tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+DETERMINANTS: dict[str, Callable[[Any], Any]] = {
+    "det": torch.linalg.det,
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+}
+
+
+@requirement(
+    "TP-OP-07",
+    "An operator gives each of its DTensors the plain tensor's gradient, or raises an error on every rank.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("form", ["transposed", "as they are"])
+@pytest.mark.world(2)
+def test_gradients_of_determinants(world: World, form: str) -> None:
+    """Take determinants of a matrix that is replicated, or of which each rank has rows or columns."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        matrix = (torch.eye(4, dtype=torch.float64) * 8 + floats(4, 4) / 16).to(rank.device)
+        for (name, operator), layout in itertools.product(DETERMINANTS.items(), (R, ROWS, COLUMNS)):
+            plain = matrix.clone().requires_grad_()
+            own = distributed(matrix.clone(), layout, rank, mesh).requires_grad_()
+            operator(plain.mT if form == "transposed" else plain).backward()
+            try:
+                operator(own.mT if form == "transposed" else own).backward()
+            except NotImplementedError:
+                continue
+            assert plain.grad is not None
+            if not close(plain.grad, own.grad.full_tensor()):  # type: ignore[union-attr]
+                same = close(plain.grad.mT, own.grad.full_tensor())  # type: ignore[union-attr]
+                wrong.append(f"gradient of {name} of {layout}: {'its transpose' if same else 'another'}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))

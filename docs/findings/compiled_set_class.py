@@ -1,0 +1,38 @@
+# What compiled code adds to a set of an own class, or removes from it, is silently lost (before torch 2.15)
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 compiled_set_class.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+class Names(set):
+    pass
+
+
+def step(x: torch.Tensor, names: Names) -> torch.Tensor:
+    names.add("b")
+    dist.all_reduce(x)
+    return x * len(names)
+
+
+names = Names({"a"})
+torch.compile(step, backend="eager")(torch.ones(1), names)
+report(["a", "b"], sorted(names))
