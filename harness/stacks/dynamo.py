@@ -279,7 +279,6 @@ def checkpointed_in_place(module: nn.Module, **options: Any) -> nn.Module:
     return found
 
 
-@torch.compiler.disable
 def attention_backends() -> list[str]:
     """Return the names of the backends of attention that are enabled, in the order in which they are tried."""
     return [backend.name for backend in attention._cur_sdpa_kernel_backends(with_priority=True)]

@@ -354,8 +354,8 @@ def test_kept(world: World) -> None:
 
 @requirement(
     "DYN-AUTOFN-2502",
-    "What a compiled autograd.Function returns requires gradients within the code exactly if it does uncompiled, also "
-    "under no_grad.",
+    "The outputs of an autograd.Function require gradients within compiled code exactly if they do in uncompiled code, "
+    "also under no_grad.",
     source="torch.autograd.Function; torch.no_grad; torch.compile",
 )
 @pytest.mark.world(2)

@@ -213,7 +213,7 @@ def _differences(rank: Rank, cases: Mapping[str, Callable[[], Any]]) -> list[str
 
 @requirement(
     "DYN-ITERATION-2500",
-    "In compiled code, iterators and generators give the values of uncompiled code, and end or fail as they do there.",
+    "In compiled code, iterators and generators give values, end or fail as they do in uncompiled code.",
     source="Python: Iterator types; itertools; PEP 479; torch.compile",
 )
 @requirement(

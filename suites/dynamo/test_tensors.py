@@ -41,7 +41,7 @@ def _replaced(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> Any:
 
 @requirement(
     "DYN-TENSOR-2500",
-    "In compiled code, shapes are of the class that they have in uncompiled code, and so are sums and parts of them.",
+    "In compiled code, shapes, their sums or their parts are of the class that they have in uncompiled code.",
     source="torch.Size; torch.compile: the compiled function does what the function does",
 )
 @requirement(
@@ -137,10 +137,14 @@ def test_for_all_sizes(world: World) -> None:
     source="torch.nn.attention.sdpa_kernel: set_priority",
 )
 @pytest.mark.skipif(runs_with("<2.12"), reason="the order of backends is read as of 2.12")
-@pytest.mark.parametrize("priority", [False, True], ids=["in any order", "in order"])
+@pytest.mark.parametrize(
+    ("priority", "whole"),
+    [(False, False), (True, True), (True, False)],
+    ids=["any order", "in order, one graph", "in order"],
+)
 @pytest.mark.world(2)
-def test_attention(world: World, priority: bool) -> None:
-    """Give two backends in both orders around a graph break, and a sum over ranks."""
+def test_attention(world: World, priority: bool, whole: bool) -> None:
+    """Give two backends in both orders, around a graph break or in one graph, and a sum over ranks."""
 
     def body(rank: Rank) -> None:
         x = torch.ones(1, 1, 2, 4, device=rank.device)
@@ -148,13 +152,19 @@ def test_attention(world: World, priority: bool) -> None:
         for order in backends, backends[::-1]:
             seen: list[Any] = []
 
-            def attended(x: torch.Tensor, seen: Any = seen, order: Any = order) -> torch.Tensor:
+            def look(x: torch.Tensor, seen: Any = seen) -> torch.Tensor:
+                seen.append(dynamo.attention_backends())
+                return x + 0
+
+            look = torch.compiler.allow_in_graph(look) if whole else torch.compiler.disable(look)
+
+            def attended(x: torch.Tensor, look: Any = look, order: Any = order) -> torch.Tensor:
                 with attention.sdpa_kernel(order, set_priority=priority):
-                    seen.append(dynamo.attention_backends())
+                    x = look(x)
                     return nn.functional.scaled_dot_product_attention(x, x, summed(x))
 
             attended(x)
-            dynamo.compiled(attended, backend="eager", fullgraph=False)[0](x)
-            assert seen[0] == seen[1]
+            dynamo.compiled(attended, backend="eager", fullgraph=whole)[0](x)
+            assert seen[0] == seen[-1]
 
     world.run(body)
