@@ -48,6 +48,7 @@ __all__ = [
     "budget",
     "cache_counts",
     "cached_as",
+    "caches_of_graphs_alone",
     "checkpointed",
     "checkpointed_in_place",
     "compiled",
@@ -152,6 +153,12 @@ def budget(share: float) -> AbstractContextManager[Any]:
 def cached_as(tag: str) -> AbstractContextManager[Any]:
     """Return a context in which compiled code on disk is found only if it was saved under the same tag."""
     context: AbstractContextManager[Any] = torch.compiler.config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    return context
+
+
+def caches_of_graphs_alone() -> AbstractContextManager[Any]:
+    """Return a context in which Inductor's graphs are found on disk, but not what AOTAutograd makes around them."""
+    context: AbstractContextManager[Any] = functorch.config.patch(enable_autograd_cache=False)
     return context
 
 
