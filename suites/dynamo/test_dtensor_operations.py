@@ -407,16 +407,16 @@ def _turned(d: Any) -> list[Any]:
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, such DTensors have their sizes for strides")
 @pytest.mark.world(2)
 def test_strides_of_all_sizes(world: World) -> None:
-    """Turn and combine matrices of three shapes, by rows, by columns and whole."""
+    """Turn and combine matrices of two shapes, by rows and by columns."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2)
         compiled, counter = dynamo.compiled(_turned, dynamic=True)
-        for shape in (4, 6), (8, 10), (6, 4):
-            for placement in ROWS, COLUMNS, WHOLE:
+        for shape in (4, 6), (8, 10):
+            for placement in ROWS, COLUMNS:
                 whole = torch.arange(float(shape[0] * shape[1]), device=rank.device).view(shape)
                 d = distribute_tensor(whole, mesh, [placement])
                 assert_alike(_turned(d), compiled(d), f"{shape}, {placement}")
-        assert counter.graphs == 3
+        assert counter.graphs == 2
 
     world.run(body)
