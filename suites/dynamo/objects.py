@@ -1,4 +1,4 @@
-"""The placements, groups and meshes that tests give to compiled code, and the comparison with uncompiled code."""
+"""The placements, groups and meshes that tests give to compiled code, a collective, and how results are compared."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from harness import Rank
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
 
 PLACEMENTS: dict[str, Placement] = {
     "first rows": Shard(0),
@@ -23,6 +24,11 @@ PLACEMENTS: dict[str, Placement] = {
     "average": Partial("avg"),
 }
 """Placements that differ in class, dimension or reduction. ``sum`` and the dimension 0 are the defaults."""
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks."""
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
 @dataclass

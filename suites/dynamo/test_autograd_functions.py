@@ -12,16 +12,11 @@ from torch.autograd import Function
 
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 from harness.stacks.training import launched, since
+from suites.dynamo.objects import summed
 
 Outputs = tuple[torch.Tensor, ...]
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
 class Scaled(Function):

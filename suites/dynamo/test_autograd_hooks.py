@@ -17,13 +17,9 @@ from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requireme
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
+from suites.dynamo.objects import summed
 
 SOURCE = "torch/_dynamo/compiled_autograd.py; torch.Tensor: register_hook, register_post_accumulate_grad_hook"
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
 def _of_result(product: torch.Tensor) -> None:

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
-from suites.dynamo.objects import Case, known, unlike
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
+from suites.dynamo.objects import Case, known, summed, unlike
 
 
 def _by_position(x: torch.Tensor, k: float = 2.0, /, **options: float) -> Any:

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
-from suites.dynamo.objects import known, unlike
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
+from suites.dynamo.objects import known, summed, unlike
 
 
 class Doubling(dict[Any, Any]):

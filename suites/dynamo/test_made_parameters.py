@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
-from suites.dynamo.objects import known
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
+from suites.dynamo.objects import known, summed
 
 
 def outcome(function: Callable[[torch.Tensor], Any], rank: Rank, *, learns: bool) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
@@ -15,19 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
+from suites.dynamo.objects import summed
 
 Function = Callable[[torch.Tensor], Any]
 
 OF_TENSORS = pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code gets some of these wrong")
 
 TENSOR = "torch.Tensor; torch/_dynamo/variables/tensor.py: TensorVariable"
-
-
-def summed(x: torch.Tensor) -> torch.Tensor:
-    """Sum over ranks."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
 def detached_in_place(x: torch.Tensor) -> Any:

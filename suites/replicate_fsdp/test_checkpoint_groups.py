@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from fixtures.states import assert_equal, whole
+from fixtures.states import WAYS_TO_SAVE, assert_equal, whole
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
 
@@ -72,11 +72,9 @@ def test_groups(world: World, tmp_path: Path) -> None:
                 own = torch.full((2,), factor + rank.index, device=rank.device)
                 return {"sharded": sharded, "both": {"of all": factor}, f"own {rank.index}": own}
 
-            for name, save in {"save": checkpoint.save, "async_save": checkpoint.async_save}.items():
+            for name, save in WAYS_TO_SAVE.items():
                 folder = tmp_path / f"{name} {number}"
-                result: Any = save(made(1.0), checkpoint_id=folder, process_group=group)
-                if name == "async_save":
-                    result.result()
+                save(made(1.0), checkpoint_id=folder, process_group=group)
                 loaded = made(-2.0)
                 checkpoint.load(loaded, checkpoint_id=folder, process_group=group)
                 assert_equal(whole(made(1.0)), whole(loaded), f"{name} of ranks {ranks}")
@@ -117,11 +115,9 @@ def test_alone(world: World, tmp_path: Path) -> None:
                 state[name] = distribute_tensor(numbers(*size).to(rank.device) * factor, mesh, placements)
             return state
 
-        for name, save in {"save": checkpoint.save, "async_save": checkpoint.async_save}.items():
+        for name, save in WAYS_TO_SAVE.items():
             folder = tmp_path / f"{name} {rank.index}"
-            result: Any = save(made(1.0), checkpoint_id=folder, no_dist=True)
-            if name == "async_save":
-                result.result()
+            save(made(1.0), checkpoint_id=folder, no_dist=True)
             loaded = made(-2.0)
             checkpoint.load(loaded, checkpoint_id=folder, no_dist=True)
             assert_equal(local(made(1.0)), local(loaded), name)

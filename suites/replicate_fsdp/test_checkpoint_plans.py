@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from fixtures.states import assert_equal
+from fixtures.states import WAYS_TO_SAVE, assert_equal
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -147,12 +147,12 @@ def test_returned_metadata(world: World, tmp_path: Path) -> None:
             "apart": ({"no_dist": True}, {}),
             "uncoordinated": ({"use_collectives": False}, {}),
         }
-        for (name, (options, of_files)), later in zip(ways.items(), itertools.cycle((False, True)), strict=False):
+        for (name, (options, of_files)), save in zip(
+            ways.items(), itertools.cycle(WAYS_TO_SAVE.values()), strict=False
+        ):
             folder = tmp_path / (f"{name}{rank.index}" if name == "apart" else name)
             writer = checkpoint.FileSystemWriter(folder, sync_files=False, **of_files)
-            save = checkpoint.async_save if later else checkpoint.save
-            saved: Any = save(state, storage_writer=writer, **options)
-            saved = saved.result() if later else saved
+            saved = save(state, storage_writer=writer, **options)
             dist.barrier()
             which = {"rank": rank.index} if name == "uncoordinated" else {}
             read = checkpoint.FileSystemReader(folder).read_metadata(**which)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from fixtures.states import assert_equal, copied, whole
+from fixtures.states import WAYS_TO_SAVE, assert_equal, copied, whole
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.checkpoint"
@@ -40,12 +40,10 @@ def test_named_storage(world: World, tmp_path: Path, storage: str) -> None:
 
     def body(rank: Rank) -> None:
         alone = {"no_dist": True} if storage == "memory" else {}
-        for name, save in {"save": checkpoint.save, "async_save": checkpoint.async_save}.items():
+        for name, save in WAYS_TO_SAVE.items():
             url = f"{storage}://{tmp_path}/{name}"
             for factor in 1, 2:
-                found: Any = save(state(rank, factor), checkpoint_id=url, **alone)
-                if name == "async_save":
-                    found.result()
+                save(state(rank, factor), checkpoint_id=url, **alone)
                 loaded = state(rank, -1)
                 checkpoint.load(loaded, checkpoint_id=url, **alone)
                 assert_equal(whole(state(rank, factor)), whole(loaded), f"{name}, {factor}")

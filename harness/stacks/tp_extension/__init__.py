@@ -56,6 +56,7 @@ __all__ = [
     "compute_local_shape_and_global_offset",
     "device_count",
     "extensions",
+    "filled_shards",
     "gradients",
     "group_of",
     "is_flattened",
