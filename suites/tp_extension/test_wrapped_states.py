@@ -384,12 +384,15 @@ def test_frozen_from_the_start(world: World) -> None:
 @pytest.mark.needs(features=["hybrid"])
 @pytest.mark.world(4)
 def test_hybrid_optimizers(world: World) -> None:
-    """Shard over two of four ranks, with original parameters and without, and save full and sharded states."""
+    """Shard over two of four ranks, by a mesh or by groups, with original parameters and without."""
 
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
-        for strategy, original in itertools.product(HYBRIDS, (True, False)):
-            options = {"sharding_strategy": strategy, "use_orig_params": original, "device_mesh": rank.mesh(2, 2)}
+        pairs = [[dist.new_group(ranks) for ranks in way] for way in (((0, 1), (2, 3)), ((0, 2), (1, 3)))]
+        groups = (pairs[0][rank.index // 2], pairs[1][rank.index % 2])
+        for strategy, original, by_mesh in itertools.product(HYBRIDS, (True, False), (True, False)):
+            where = {"device_mesh": rank.mesh(2, 2)} if by_mesh else {"process_group": groups}
+            options = {"sharding_strategy": strategy, "use_orig_params": original, **where}
 
             def made(options: dict[str, Any] = options) -> Any:
                 return wrapped(rank, nn.Sequential(Two(2, 2), Two()), **options)
@@ -397,7 +400,8 @@ def test_hybrid_optimizers(world: World) -> None:
             def module() -> nn.Module:
                 return nn.Sequential(Two(2, 2), Two())
 
-            check_optimizer(rank, made, module, (FULL, SHARDED), f"{strategy}, {original=}")
+            kinds = (FULL, SHARDED) if by_mesh else (FULL,)  # without a mesh, sharded states are ShardedTensors
+            check_optimizer(rank, made, module, kinds, f"{strategy}, {original=}, {by_mesh=}")
 
     world.run(body)
 
