@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,10 +55,17 @@ def test_states(world: World, how: str) -> None:
     """Combine strategies, with a mesh or without, full or not, flattened or not, compiled and checkpointed ones."""
 
     def body(rank: Rank) -> None:
-        ways = itertools.product(STRATEGIES[::2], (True, False), (False, True))
-        flats, compiles, checks = (itertools.cycle(values) for values in ((0, 1, 1), (0, 1, 0, 0, 1), (1, 0, 0)))
-        for strategy, on_mesh, full in ways:
-            flat, compiled, checked = bool(next(flats)), bool(next(compiles)) and how != "flat", bool(next(checks))
+        sharded, replicated = STRATEGIES[::2]
+        ways = (  # strategy, with a mesh, full, flattened, compiled, checkpointed
+            (sharded, True, False, False, True, False),
+            (sharded, True, True, True, False, True),
+            (sharded, False, False, True, False, False),
+            (replicated, True, False, True, False, True),
+            (replicated, False, True, False, True, False),
+        )
+        for strategy, on_mesh, full, flat, compiled, checked in ways:
+            if how == "flat":
+                compiled = False  # a compiled flat one can't be loaded, a known defect
             what = f"{strategy}, {on_mesh=}, {full=}, {flat=}, {compiled=}, {checked=}"
             options: dict[str, Any] = {"sharding_strategy": strategy}
             if on_mesh:
@@ -102,7 +108,7 @@ def tensors(state: Any) -> list[torch.Tensor]:
 
 @requirement(
     "TP-DICT-3701",
-    "The states of a model under FSDP with a layer under DDP, and of its optimizer, have one device's names and values.",
+    "The states of a model under FSDP that has a layer under DDP have one device's names and values.",
     source=f"{SOURCE}: get_model_state_dict, get_optimizer_state_dict: 'canonical FQNs'",
 )
 @pytest.mark.parametrize("of", ["the model", "the optimizer"])
