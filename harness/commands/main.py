@@ -16,6 +16,7 @@ from harness.commands.challenge import challenge
 from harness.commands.confirming import baseline, confirm
 from harness.commands.doctor import doctor
 from harness.commands.duet import duet
+from harness.commands.durations import durations
 from harness.commands.findings import findings
 from harness.commands.nightly import nightly
 from harness.commands.parameters import parameters
@@ -41,6 +42,7 @@ app.command()(bisect)
 app.command()(board)
 app.command()(challenge)
 app.command()(doctor)
+app.command()(durations)
 app.command()(findings)
 app.command()(nightly)
 app.command()(parameters)

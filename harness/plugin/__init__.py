@@ -26,6 +26,7 @@ from harness.plugin import (
     slots,
     summary,
     waivers,
+    within,
     worlds,
 )
 from harness.plugin.folder import has_folder
@@ -98,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(facts.Facts(config, run_profiles), "concord-facts")
     config.pluginmanager.register(cases.Cases(), "concord-cases")
     config.pluginmanager.register(choices.Choices(config), "concord-choices")
+    config.pluginmanager.register(within.Within(config), "concord-within")
     config.pluginmanager.register(brought.Brought(config), "concord-brought")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(summary.Summary(config, run_profiles, seed, recording), "concord-summary")

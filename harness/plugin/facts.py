@@ -44,6 +44,7 @@ _ASKED_FOR = {
     "ignore_glob": "--ignore-glob",
     "lf": "--lf",
     "stepwise": "--stepwise",
+    "within": "--within",
 }
 _IN_PARTS = ("rank interfaces", "rank network")
 """Facts in which each process of a run names what its own ranks had, in parts between semicolons."""

@@ -107,6 +107,12 @@ def add(parser: pytest.Parser) -> None:
         "and every combination of parameters.",
     )
     group.addoption(
+        "--within",
+        metavar="TIME",
+        help="Run the tests that ask the most in this time, as 5m or 90s: of requirements, and of faults that they are "
+        "known to notice.",
+    )
+    group.addoption(
         "--start-over",
         action="store_true",
         help="Begin a new thorough run (CONCORD_EXAMPLES=thorough) instead of continuing an interrupted one.",

@@ -55,17 +55,18 @@ def effort(environment: Mapping[str, str] = os.environ) -> Effort:
             raise EffortError(f"{EXAMPLES}={asked!r}: {known}")
     if not budget:
         return Effort(share, asked == "thorough")
-    seconds = _duration(budget)
+    seconds = duration(budget, BUDGET)
     if asked != "thorough":
         raise EffortError(f"{BUDGET}={budget!r} is for thorough runs: set {EXAMPLES}=thorough as well, or unset it")
     return Effort(share, True, seconds)
 
 
-def _duration(text: str) -> float:
+def duration(text: str, name: str) -> float:
+    """Return a time with its units in seconds.  ``name``: of what has it.  Errors: EffortError."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not 0 < seconds < math.inf:
-        raise EffortError(f"{BUDGET}={text!r}: a time above 0 with its units, as in 90s, 30m, 8h or 1h30m")
+        raise EffortError(f"{name}={text!r}: a time above 0 with its units, as in 90s, 30m, 8h or 1h30m")
     return seconds
 
 
