@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -86,5 +87,57 @@ def test_hidden_inner_output(world: World) -> None:
                 found = replicate_fsdp.gradients(model)["inner.weight"].flatten().tolist()
                 assert found == [2.0 if kind == "sum" else 3.0] * 6, f"{way}, {kind}, {how}, {kept=}, step {step}"
                 model.zero_grad()
+
+    world.run(body)
+
+
+CONTAINERS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "a list": (lambda y: [y], lambda given: given[0]),
+    "an ordered dict": (lambda y: OrderedDict(y=y), lambda given: given["y"]),
+    "a deque": (lambda y: deque([y]), lambda given: given[0]),
+    "a dict of lists": (lambda y: {"y": [y]}, lambda given: given["y"][0]),
+}
+
+
+@requirement(
+    "RFSDP-OUT-3709",
+    "Gradients are averaged whatever container of Python a managed module inside another returns.",
+    source="torch/distributed/fsdp/_fully_shard: FSDPState._register_pre_backward_hook",
+)
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.world(2)
+def test_containers_inside(world: World, container: str) -> None:
+    """The derivative of the inner module's output needs a parameter; run two steps."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = (nn.Linear(2, 2, bias=False) for _ in range(2))
+            nn.init.ones_(self.first.weight)
+            nn.init.ones_(self.last.weight)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return CONTAINERS[container][0](self.last(self.first(x)))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.own = Inner(), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return CONTAINERS[container][1](self.inner(x)) * self.own
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            model: Any = Model().to(rank.device)
+            managed(model.inner)
+            managed(model)
+            for step in range(2):
+                model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+                found = replicate_fsdp.gradients(model)
+                expected = {"own": 6.0, "inner.first.weight": 3.0, "inner.last.weight": 3.0}
+                assert {name: set(g.flatten().tolist()) for name, g in found.items()} == {
+                    name: {value * (step + 1)} for name, value in expected.items()
+                }, f"{way}, step {step}"
 
     world.run(body)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 
 SOURCE = "torch.distributed.fsdp.MixedPrecision"
@@ -355,6 +355,67 @@ def test_converted(world: World) -> None:
             assert {value.dtype for value in model.state_dict().values()} == {dtype}, what
 
     world.run(body)
+
+
+@requirement(
+    "TP-CAST-3712",
+    "A module under FSDP that is converted to another dtype between two steps trains in that dtype from then on.",
+    source="torch.nn.Module.to; torch.distributed.fsdp.FullyShardedDataParallel",
+)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: str(strategy.name))
+@pytest.mark.world(2)
+def test_converted_between_steps(world: World, strategy: ShardingStrategy) -> None:
+    """Convert to a narrower and to a wider dtype, with flat or original parameters."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for dtype, original in itertools.product((LOW, DOUBLE), (True, False)):
+            what = f"{dtype}, {original=}"
+            model = wrapped(rank, Weight(4, 3.0), sharding_strategy=strategy, use_orig_params=original)
+            model(inputs(rank)).sum().backward()
+            model.zero_grad()
+            model.to(dtype)
+            try:
+                output = model(inputs(rank).to(dtype))
+                output.sum().backward()
+            except (AssertionError, RuntimeError, ValueError) as e:
+                wrong.append(f"{what} raises {type(e).__name__}: {str(e).splitlines()[0]}")
+                continue
+            if output.dtype != dtype or own(model) != {4.5}:
+                wrong.append(f"{what}: {output.dtype}, {own(model)}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-CAST-3713",
+    "A buffer whose name one FSDP module ignores has buffer_dtype in another one that has that name.",
+    source=f"{SOURCE}: buffer_dtype; torch.distributed.fsdp.FullyShardedDataParallel: ignored_modules",
+)
+@pytest.mark.parametrize("name", ["norm", "own"])
+@pytest.mark.world(2)
+def test_names_of_ignored_buffers(world: World, name: str) -> None:
+    """The inner module ignores one that has the name of a module of the outer one, or another name."""
+
+    def body(rank: Rank) -> dict[str, torch.dtype]:
+        options = {"mixed_precision": MixedPrecision(buffer_dtype=DOUBLE)}
+        inner = nn.Module()
+        inner.norm = nn.BatchNorm1d(3, device=rank.device)
+        inner.layer = nn.Linear(3, 3)
+        inner.forward = lambda x: inner.layer(x)  # type: ignore[method-assign]
+        outer = nn.Module()
+        outer.inner = wrapped(rank, inner, ignored_modules=[inner.norm], **options)
+        outer.add_module(name, nn.BatchNorm1d(3, affine=False, device=rank.device))
+        outer.layer = nn.Linear(3, 3)
+        outer.forward = lambda x: outer.inner(outer.layer(x))  # type: ignore[method-assign]
+        model = wrapped(rank, outer, **options)
+        model(torch.ones(2, 3, device=rank.device)).sum().backward()
+        ignored: Any = inner.norm.running_mean
+        given: Any = outer.get_submodule(name).running_mean
+        return {"ignored": ignored.dtype, "other": given.dtype}
+
+    assert_on_ranks([{"ignored": FULL, "other": DOUBLE}] * world.size, world.run(body))
 
 
 @requirement(
