@@ -44,8 +44,7 @@ def made(rank: Rank, factor: float, how: str, checked: bool, **options: Any) -> 
 
 @requirement(
     "TP-DICT-3700",
-    "get_state_dict of FSDP has one device's names and values, and a model and an optimizer that they are loaded into "
-    "train on as the saved ones.",
+    "get_state_dict of FSDP has one device's names and values, from which another model trains on as the saved one.",
     source=f"{SOURCE}: get_state_dict, set_model_state_dict, set_optimizer_state_dict; "
     "torch.distributed.fsdp.FullyShardedDataParallel",
 )

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.api import load_with_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 from fixtures.tensors import numbers
 from fixtures.wrapped import STRATEGIES, Two, Weight, gathered, wrapped
 from harness import Rank, World, assert_same_all, requirement
+from harness.stacks import tp_extension
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 FULL, SHARDED, LOCAL = (StateDictType[f"{kind}_STATE_DICT"] for kind in ("FULL", "SHARDED", "LOCAL"))
@@ -93,7 +93,7 @@ def test_local_states_in_files(world: World) -> None:
             file = io.BytesIO()
             torch.save(model.state_dict(), file)
             file.seek(0)
-            with load_with_process_group(dist.group.WORLD):  # type: ignore[arg-type]
+            with tp_extension.load_with_process_group(dist.group.WORLD):  # type: ignore[arg-type]
                 state = torch.load(file, weights_only=False)
             other.load_state_dict(state)
             with FullyShardedDataParallel.summon_full_params(model), FullyShardedDataParallel.summon_full_params(other):

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._shard.api import load_with_process_group
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import full as sharded_full
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
@@ -61,6 +62,7 @@ __all__ = [
     "group_of",
     "is_flattened",
     "joined_shards",
+    "load_with_process_group",
     "listed_spec",
     "mesh_shape",
     "parameters",
