@@ -212,29 +212,6 @@ def test_offloaded(world: World) -> None:
 
 
 @requirement(
-    "TP-SUMMON-3711",
-    "With with_grads=True, summon_full_params gives gradients in the parameters' dtype, also beside frozen parameters.",
-    source=f"{SOURCE}: with_grads",
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda d: str(d)[6:])
-@pytest.mark.world(2)
-def test_gradients_beside_frozen(world: World, dtype: torch.dtype) -> None:
-    """The first or the last of two weights in one FSDP module is frozen, so that one rank's shard has no gradient."""
-
-    def body(rank: Rank) -> None:
-        for frozen in range(2):
-            weights = [Weight(4, factor).to(dtype) for factor in (1.0, 2.0)]
-            weights[frozen].requires_grad_(False)
-            model = wrapped(rank, nn.Sequential(*weights), use_orig_params=True)
-            model(torch.full((1,), 1.0 + rank.index, dtype=dtype, device=rank.device)).sum().backward()
-            with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-                found = [p.grad if p.grad is None else (p.grad.dtype, p.grad.tolist()) for p in model.parameters()]
-            assert found[1 - frozen] == (dtype, [12.0] * 4), f"{frozen=}: {found}"  # 1.5 times 2 times 4
-
-    world.run(body)
-
-
-@requirement(
     "TP-SUMMON-93",
     "summon_full_params in a forward, a backward or itself, and with options that exclude each other, raises an "
     "error, after which the model trains as before.",
