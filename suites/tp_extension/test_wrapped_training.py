@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, assert_as_alone, inputs, nested, own, whole, wrapped
@@ -105,6 +105,37 @@ def test_called_again(world: World) -> None:
                 model.zero_grad()
         empty = wrapped(rank, nn.Sequential(nn.ReLU(), nn.Identity()), auto_wrap_policy=ModuleWrapPolicy({nn.ReLU}))
         assert empty(torch.tensor([-1.0, 2.0], device=rank.device)).tolist() == [0.0, 2.0]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CALLS-3451",
+    "Whatever FSDP gathers ahead in forward and backward, a layer that is called again or evaluated trains as on one "
+    "device.",
+    source=f"{SOURCE}: forward_prefetch, backward_prefetch, BackwardPrefetch",
+)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=[strategy.name for strategy in STRATEGIES])
+@pytest.mark.world(2)
+def test_gathered_ahead(world: World, strategy: ShardingStrategy) -> None:
+    """Evaluate all layers before each step, with parameters of their own or flat ones."""
+
+    class Static(Layers):
+        """The layers that every step uses."""
+
+        def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+            """Leave out the other layer."""
+            return super().forward(x, 0)
+
+    def prepare(model: Any, step: int) -> None:
+        with torch.no_grad():
+            model(torch.ones(2, 2, device=next(model.parameters()).device), step)
+
+    def body(rank: Rank) -> None:
+        for original, forward, backward in itertools.product((True, False), (True, False), (None, *BackwardPrefetch)):
+            ahead = {"forward_prefetch": forward, "backward_prefetch": backward}
+            options = {"sharding_strategy": strategy, "use_orig_params": original, "auto_wrap_policy": policies()[1]}
+            as_alone(rank, Static, prepare, f"{original=}, {forward=}, {backward}", **options, **ahead)
 
     world.run(body)
 
