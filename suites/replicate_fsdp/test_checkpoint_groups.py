@@ -1,7 +1,8 @@
-"""Distributed checkpoints that some of the ranks save within their group, or each rank alone."""
+"""Distributed checkpoints of some ranks: saved within their group, by each rank alone, or of tensors that some have."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -109,24 +110,23 @@ def test_on_some_ranks(world: World, tmp_path: Path) -> None:
             if rank.index in ways[way][0]:
                 assert_equal({"d": right}, {"d": found.full_tensor()}, what)
 
-        for name, save in WAYS_TO_SAVE.items():
-            for way, (ranks, _) in enumerate(ways):
-                folder, sharded = tmp_path / f"{name} {way}", made(way, 1.0)
-                save({"d": sharded, "in": {"list": [sharded, 3]}, "all": right}, checkpoint_id=folder)
-                for to in range(len(ways)):
-                    what = f"{name} of ranks {ranks} to {ways[to][0]}"
-                    one, other, plain = made(to, -1.0), made(to, -2.0), torch.zeros_like(right)
-                    state = {"d": one, "in": {"list": [other, 0]}, "all": plain}
-                    checkpoint.load(state, checkpoint_id=folder)
-                    check(one, to, what)
-                    check(other, to, what)
-                    assert_equal({"all": right, "number": 3}, {"all": plain, "number": state["in"]["list"][1]}, what)
-                    meta = {"d": made(to, -1.0).to("meta")}
-                    checkpoint.load(meta, checkpoint_id=folder)
-                    check(meta["d"], to, f"{what}, on the meta device")
-                whole_there = {"d": torch.zeros_like(right)}
-                checkpoint.load(whole_there, checkpoint_id=folder)
-                assert_equal({"d": right}, whole_there, f"{name} of ranks {ranks} to all")
+        for way, (name, save) in zip(range(len(ways)), itertools.cycle(WAYS_TO_SAVE.items()), strict=False):
+            folder, sharded = tmp_path / f"{way}", made(way, 1.0)
+            save({"d": sharded, "in": {"list": [sharded, 3]}, "all": right}, checkpoint_id=folder)
+            for to in range(len(ways)):
+                what = f"{name} of ranks {ways[way][0]} to {ways[to][0]}"
+                one, other, plain = made(to, -1.0), made(to, -2.0), torch.zeros_like(right)
+                state = {"d": one, "in": {"list": [other, 0]}, "all": plain}
+                checkpoint.load(state, checkpoint_id=folder)
+                check(one, to, what)
+                check(other, to, what)
+                assert_equal({"all": right, "number": 3}, {"all": plain, "number": state["in"]["list"][1]}, what)
+            meta = {"d": made(way, -1.0).to("meta")}
+            checkpoint.load(meta, checkpoint_id=folder)
+            check(meta["d"], way, f"{name} of ranks {ways[way][0]} to the meta device")
+            everywhere = {"d": torch.zeros_like(right)}
+            checkpoint.load(everywhere, checkpoint_id=folder)
+            assert_equal({"d": right}, everywhere, f"{name} of ranks {ways[way][0]} to all")
 
     world.run(body)
 

@@ -54,6 +54,10 @@ def test_named_storage(world: World, tmp_path: Path, storage: str) -> None:
     world.run(body)
 
 
+FILES = ((1, True), (2, False))
+"""Numbers of threads that write, and whether they write one file for each rank."""
+
+
 @requirement(
     "RFSDP-CHECKPOINT-3451",
     "FileSystemWriter forces every file of a checkpoint to the disk by default, and none with sync_files=False.",
@@ -64,7 +68,7 @@ def test_forced_to_disk(world: World, tmp_path: Path) -> None:
     """Save with one thread or two, in one file of each rank or several, at once or later."""
 
     def body(rank: Rank) -> None:
-        for (name, save), threads, single in itertools.product(WAYS_TO_SAVE.items(), (1, 2), (True, False)):
+        for (name, save), (threads, single) in itertools.product(WAYS_TO_SAVE.items(), FILES):
             for given in {}, {"sync_files": True}, {"sync_files": False}:
                 folder, forced = tmp_path / f"{name} {threads} {single} {given}", []
                 options: dict[str, Any] = {"thread_count": threads, "single_file_per_rank": single, **given}

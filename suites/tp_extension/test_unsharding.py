@@ -107,27 +107,28 @@ def test_written_used(world: World) -> None:
     low = MixedPrecision(param_dtype=torch.bfloat16)
 
     def body(rank: Rank) -> None:
-        cases = itertools.product(STRATEGIES, (True, False), (None, low))
-        for (strategy, original, cast), loads in itertools.product(cases, (True, False)):
-            options = {"sharding_strategy": strategy, "use_orig_params": original, "mixed_precision": cast}
-            for before in ("nothing", "forward", "evaluation", "backward"):
-                what = f"{strategy}, {original=}, {cast}, {loads=}, {before}"
-                model = nested(rank, **options)
-                if before != "nothing":
-                    with torch.set_grad_enabled(before != "evaluation"):
-                        y = model(inputs(rank))
-                    if before == "backward":
-                        y.sum().backward()
-                if loads:
-                    model.load_state_dict({name: p * 2 for name, p in model.state_dict().items()})
-                else:
-                    with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
-                        for parameter in model.parameters():
-                            parameter.mul_(2)
-                right = [2.0 * (5 * 8 + 3 * 4) * (1 + rank.index)]
-                with torch.no_grad():
-                    assert model(inputs(rank)).tolist() == right, what
+        befores = "nothing", "forward", "evaluation", "backward"
+        cases = itertools.product(STRATEGIES, (True, False), (None, low), befores)
+        for (strategy, original, cast, before), loads in zip(
+            cases, itertools.cycle((True, False, False, True, False)), strict=False
+        ):
+            what = f"{strategy}, {original=}, {cast}, {loads=}, {before}"
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original, mixed_precision=cast)
+            if before != "nothing":
+                with torch.set_grad_enabled(before != "evaluation"):
+                    y = model(inputs(rank))
+                if before == "backward":
+                    y.sum().backward()
+            if loads:
+                model.load_state_dict({name: p * 2 for name, p in model.state_dict().items()})
+            else:
+                with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(2)
+            right = [2.0 * (5 * 8 + 3 * 4) * (1 + rank.index)]
+            with torch.no_grad():
                 assert model(inputs(rank)).tolist() == right, what
+            assert model(inputs(rank)).tolist() == right, what
 
     world.run(body)
 

@@ -127,15 +127,22 @@ def test_gathered_ahead(world: World, strategy: ShardingStrategy) -> None:
             """Leave out the other layer."""
             return super().forward(x, 0)
 
-    def prepare(model: Any, step: int) -> None:
-        with torch.no_grad():
-            model(torch.ones(2, 2, device=next(model.parameters()).device), step)
-
     def body(rank: Rank) -> None:
-        for original, forward, backward in itertools.product((True, False), (True, False), (None, *BackwardPrefetch)):
-            ahead = {"forward_prefetch": forward, "backward_prefetch": backward}
+        ways = itertools.product((True, False), (None, *BackwardPrefetch))
+        for (forward, backward), original in zip(ways, itertools.cycle((True, False, False, True)), strict=False):
+            evaluated: list[torch.Tensor] = []
+
+            def prepare(model: Any, step: int, evaluated: list[torch.Tensor] = evaluated) -> None:
+                with torch.no_grad():
+                    x = torch.ones(2, 2, device=next(model.parameters()).device)
+                    evaluated.append(model(x, step).cpu())
+
             options = {"sharding_strategy": strategy, "use_orig_params": original, "auto_wrap_policy": policies()[1]}
-            as_alone(rank, Static, prepare, f"{original=}, {forward=}, {backward}", **options, **ahead)
+            ahead = {"forward_prefetch": forward, "backward_prefetch": backward}
+            what = f"{original=}, {forward=}, {backward}"
+            as_alone(rank, Static, prepare, what, **options, **ahead)
+            alone, there, found = (dict(enumerate(evaluated[i : i + 3])) for i in (0, 3, 6))
+            assert_as_alone(alone, there, found, f"{what}: evaluated before step")
 
     world.run(body)
 
