@@ -111,8 +111,8 @@ def test_called_again(world: World) -> None:
 
 @requirement(
     "TP-CALLS-3451",
-    "Whatever FSDP gathers ahead in forward and backward, a layer that is called again or evaluated trains as on one "
-    "device.",
+    "A layer that is called again or evaluated trains as on one device, whatever FSDP gathers ahead in forward and "
+    "backward.",
     source=f"{SOURCE}: forward_prefetch, backward_prefetch, BackwardPrefetch",
 )
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=[strategy.name for strategy in STRATEGIES])
