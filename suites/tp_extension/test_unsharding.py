@@ -108,10 +108,9 @@ def test_written_used(world: World) -> None:
 
     def body(rank: Rank) -> None:
         befores = "nothing", "forward", "evaluation", "backward"
-        cases = itertools.product(STRATEGIES, (True, False), (None, low), befores)
-        for (strategy, original, cast, before), loads in zip(
-            cases, itertools.cycle((True, False, False, True, False)), strict=False
-        ):
+        cases = itertools.product(STRATEGIES, (None, low), befores)
+        ways = itertools.cycle(((True, False), (False, True), (False, False), (True, True), (True, False)))
+        for (strategy, cast, before), (original, loads) in zip(cases, ways, strict=False):
             what = f"{strategy}, {original=}, {cast}, {loads=}, {before}"
             model = nested(rank, sharding_strategy=strategy, use_orig_params=original, mixed_precision=cast)
             if before != "nothing":
