@@ -1,7 +1,8 @@
-"""Distributed checkpoints that some of the ranks save within their group, or each rank alone."""
+"""Distributed checkpoints of some ranks: saved within their group, by each rank alone, or of tensors that some have."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,48 @@ def test_groups(world: World, tmp_path: Path) -> None:
                     checkpoint.save(
                         made(1.0), checkpoint_id=tmp_path / f"{where} {number}", process_group=group, planner=planner
                     )
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-3450",
+    "A checkpoint of all ranks saves and loads a DTensor that only some of them have, whatever ranks those are.",
+    source=f"{SOURCE}: save, load; torch/distributed/checkpoint/default_planner.py: 'DTensor supports submesh'",
+)
+@pytest.mark.world(3)
+def test_on_some_ranks(world: World, tmp_path: Path) -> None:
+    """Load it on the same ranks, on others, and on all of them as a plain tensor, on the meta device as well."""
+    ways: list[tuple[list[int], Placement]] = [([0, 2], Shard(0)), ([1, 2], Replicate()), ([2], Shard(1))]
+
+    def body(rank: Rank) -> None:
+        right = numbers(5, 2).to(rank.device)
+        meshes = [DeviceMesh(rank.device.type, ranks) for ranks, _ in ways]
+
+        def made(way: int, factor: float) -> DTensor:
+            return distribute_tensor(right * factor, meshes[way], [ways[way][1]])
+
+        def check(found: DTensor, way: int, what: str) -> None:
+            if rank.index in ways[way][0]:
+                assert_equal({"d": right}, {"d": found.full_tensor()}, what)
+
+        for way, (name, save) in zip(range(len(ways)), itertools.cycle(WAYS_TO_SAVE.items()), strict=False):
+            folder, sharded = tmp_path / f"{way}", made(way, 1.0)
+            save({"d": sharded, "in": {"list": [sharded, 3]}, "all": right}, checkpoint_id=folder)
+            for to in range(len(ways)):
+                what = f"{name} of ranks {ways[way][0]} to {ways[to][0]}"
+                one, other, plain = made(to, -1.0), made(to, -2.0), torch.zeros_like(right)
+                state = {"d": one, "in": {"list": [other, 0]}, "all": plain}
+                checkpoint.load(state, checkpoint_id=folder)
+                check(one, to, what)
+                check(other, to, what)
+                assert_equal({"all": right, "number": 3}, {"all": plain, "number": state["in"]["list"][1]}, what)
+            meta = {"d": made(way, -1.0).to("meta")}
+            checkpoint.load(meta, checkpoint_id=folder)
+            check(meta["d"], way, f"{name} of ranks {ways[way][0]} to the meta device")
+            everywhere = {"d": torch.zeros_like(right)}
+            checkpoint.load(everywhere, checkpoint_id=folder)
+            assert_equal({"d": right}, everywhere, f"{name} of ranks {ways[way][0]} to all")
 
     world.run(body)
 

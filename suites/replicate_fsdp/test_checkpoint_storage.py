@@ -1,7 +1,9 @@
-"""Distributed checkpoints in storages that fsspec knows by a URL: saved, loaded, and loads that fail."""
+"""Distributed checkpoints in storages that fsspec knows by a URL or in files: saved, forced to disk, loaded or not."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,37 @@ def test_named_storage(world: World, tmp_path: Path, storage: str) -> None:
                 checkpoint.load(loaded, checkpoint_id=url, **alone)
                 assert_equal(whole(state(rank, factor)), whole(loaded), f"{name}, {factor}")
                 dist.barrier()
+
+    world.run(body)
+
+
+FILES = ((1, True), (2, False))
+"""Numbers of threads that write, and whether they write one file for each rank."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-3451",
+    "FileSystemWriter forces every file of a checkpoint to the disk by default, and none with sync_files=False.",
+    source=f"{SOURCE}.FileSystemWriter: sync_files: 'force files to be synced to permanent storage'",
+)
+@pytest.mark.world(2)
+def test_forced_to_disk(world: World, tmp_path: Path) -> None:
+    """Save with one thread or two, in one file of each rank or several, at once or later."""
+
+    def body(rank: Rank) -> None:
+        for (name, save), (threads, single) in itertools.product(WAYS_TO_SAVE.items(), FILES):
+            for given in {}, {"sync_files": True}, {"sync_files": False}:
+                folder, forced = tmp_path / f"{name} {threads} {single} {given}", []
+                options: dict[str, Any] = {"thread_count": threads, "single_file_per_rank": single, **given}
+                writer = checkpoint.FileSystemWriter(folder, **options)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(os, "fsync", lambda file, forced=forced: forced.append(os.stat(file).st_ino))
+                    save(state(rank, 1), storage_writer=writer)
+                everywhere: list[Any] = [None] * rank.size
+                dist.all_gather_object(everywhere, forced)
+                files = {file.stat().st_ino for file in folder.iterdir()}
+                right = set() if given == {"sync_files": False} else files
+                assert {number for of_rank in everywhere for number in of_rank} == right, f"{name}, {options}"
 
     world.run(body)
 

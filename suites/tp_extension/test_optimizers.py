@@ -210,6 +210,44 @@ def test_step_counts(world: World, original: bool) -> None:
 
 
 @requirement(
+    "TP-STATE-3452",
+    "The state dict that FSDP makes of an optimizer of shards stays as it is when the optimizer goes on.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.world(2)
+def test_kept(world: World, original: bool) -> None:
+    """Save full and sharded states after two steps, offloaded or not, and train on."""
+
+    def values(saved: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+        return {
+            name: {key: (t.to_local() if isinstance(t, DTensor) else t).clone() for key, t in of.items()}
+            for name, of in saved["state"].items()
+        }
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(rank.size)
+        kinds = (
+            (StateDictType.FULL_STATE_DICT, FullStateDictConfig, FullOptimStateDictConfig),
+            (StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig, ShardedOptimStateDictConfig),
+        )
+        for strategy, (kind, of_model, config), offload in itertools.product(STRATEGIES[:2], kinds, (True, False)):
+            what = f"{strategy}, {kind}, {offload=}"
+            model = wrapped(rank, layers(), sharding_strategy=strategy, use_orig_params=original, device_mesh=mesh)
+            adam = torch.optim.Adam(model.parameters(), lr=0.5)
+            train(model, adam, 0, 1)
+            with FullyShardedDataParallel.state_dict_type(model, kind, of_model(), config(offload_to_cpu=offload)):
+                saved = FullyShardedDataParallel.optim_state_dict(model, adam)
+            before = values(saved)
+            train(model, adam, 2)
+            assert {float(of["step"]) for of in saved["state"].values()} == {2.0}, what
+            for name, state in values(saved).items():
+                assert_same_all(before[name], state, f"{what}: {name}")
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-15",
     "A sharded optimizer state offloaded to the host has the same values and can be loaded.",
     source=f"{SOURCE}; ShardedOptimStateDictConfig",

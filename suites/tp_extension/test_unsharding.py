@@ -96,6 +96,43 @@ def test_shown(world: World) -> None:
 
 
 @requirement(
+    "TP-SUMMON-3450",
+    "A forward computes with what was written within summon_full_params or loaded before it, whatever FSDP gathered "
+    "earlier and in whatever dtype.",
+    source=f"{SOURCE}: writeback; torch/distributed/fsdp/_flat_param.py: 'persist the modifications'",
+)
+@pytest.mark.world(2)
+def test_written_used(world: World) -> None:
+    """Write after nothing, after a forward with gradients or without, and after a backward; then evaluate as well."""
+    low = MixedPrecision(param_dtype=torch.bfloat16)
+
+    def body(rank: Rank) -> None:
+        befores = "nothing", "forward", "evaluation", "backward"
+        cases = itertools.product(STRATEGIES, (None, low), befores)
+        ways = itertools.cycle(((True, False), (False, True), (False, False), (True, True), (True, False)))
+        for (strategy, cast, before), (original, loads) in zip(cases, ways, strict=False):
+            what = f"{strategy}, {original=}, {cast}, {loads=}, {before}"
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original, mixed_precision=cast)
+            if before != "nothing":
+                with torch.set_grad_enabled(before != "evaluation"):
+                    y = model(inputs(rank))
+                if before == "backward":
+                    y.sum().backward()
+            if loads:
+                model.load_state_dict({name: p * 2 for name, p in model.state_dict().items()})
+            else:
+                with FullyShardedDataParallel.summon_full_params(model), torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(2)
+            right = [2.0 * (5 * 8 + 3 * 4) * (1 + rank.index)]
+            with torch.no_grad():
+                assert model(inputs(rank)).tolist() == right, what
+            assert model(inputs(rank)).tolist() == right, what
+
+    world.run(body)
+
+
+@requirement(
     "TP-SUMMON-301",
     "Within summon_full_params, named_parameters and named_buffers of a module with FSDP give the names that it has "
     "without FSDP.",

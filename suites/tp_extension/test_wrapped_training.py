@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, assert_as_alone, inputs, nested, own, whole, wrapped
@@ -105,6 +105,44 @@ def test_called_again(world: World) -> None:
                 model.zero_grad()
         empty = wrapped(rank, nn.Sequential(nn.ReLU(), nn.Identity()), auto_wrap_policy=ModuleWrapPolicy({nn.ReLU}))
         assert empty(torch.tensor([-1.0, 2.0], device=rank.device)).tolist() == [0.0, 2.0]
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CALLS-3451",
+    "A layer that is called again or evaluated trains as on one device, whatever FSDP gathers ahead in forward and "
+    "backward.",
+    source=f"{SOURCE}: forward_prefetch, backward_prefetch, BackwardPrefetch",
+)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=[strategy.name for strategy in STRATEGIES])
+@pytest.mark.world(2)
+def test_gathered_ahead(world: World, strategy: ShardingStrategy) -> None:
+    """Evaluate all layers before each step, with parameters of their own or flat ones."""
+
+    class Static(Layers):
+        """The layers that every step uses."""
+
+        def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+            """Leave out the other layer."""
+            return super().forward(x, 0)
+
+    def body(rank: Rank) -> None:
+        ways = [*itertools.product((True,), (None, *BackwardPrefetch)), (False, BackwardPrefetch.BACKWARD_POST)]
+        for (forward, backward), original in zip(ways, itertools.cycle((True, False)), strict=False):
+            evaluated: list[torch.Tensor] = []
+
+            def prepare(model: Any, step: int, evaluated: list[torch.Tensor] = evaluated) -> None:
+                with torch.no_grad():
+                    x = torch.ones(2, 2, device=next(model.parameters()).device)
+                    evaluated.append(model(x, step).cpu())
+
+            options = {"sharding_strategy": strategy, "use_orig_params": original, "auto_wrap_policy": policies()[1]}
+            ahead = {"forward_prefetch": forward, "backward_prefetch": backward}
+            what = f"{original=}, {forward=}, {backward}"
+            as_alone(rank, Static, prepare, what, **options, **ahead)
+            alone, there, found = (dict(enumerate(evaluated[i : i + 3])) for i in (0, 3, 6))
+            assert_as_alone(alone, there, found, f"{what}: evaluated before step")
 
     world.run(body)
 
