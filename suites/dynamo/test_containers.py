@@ -559,11 +559,17 @@ COPIES: dict[str, tuple[Callable[[], Any], dict[str, Callable[[Any], Any]]]] = {
     "merged": (lambda: {"k": 1, "a": 2}, {"with none": lambda d: d | {}, "into none": lambda d: {} | d}),
     "OrderedDict": (lambda: OrderedDict(k=1, a=2), {"copy": lambda d: d.copy(), "OrderedDict": OrderedDict}),
     "defaultdict": (lambda: defaultdict(int, k=1, a=2), {"copy": lambda d: d.copy(), "dict": dict}),
-    "list": (lambda: [1, 2], {"copy": lambda i: i.copy(), "list": list, "slice": lambda i: i[:], "sum": lambda i: i + []}),
+    "list": (
+        lambda: [1, 2],
+        {"copy": lambda i: i.copy(), "list": list, "slice": lambda i: i[:], "sum": lambda i: i + []},
+    ),
     "deque": (lambda: deque([1, 2]), {"copy": lambda i: i.copy(), "deque": deque, "list": list}),
-    "set": (lambda: {1, 2}, {"copy": lambda i: i.copy(), "set": set, "union": lambda i: i | set()}),
+    "set": (lambda: {1, 2}, {"copy": lambda i: i.copy(), "union": lambda i: i | set()}),
 }
 """Containers with the ways to copy them."""
+
+if not runs_with("<2.13"):  # before 2.13, set(given) of a set raises an AssertionError
+    COPIES["set"][1]["set"] = set
 
 
 @requirement(
@@ -637,7 +643,17 @@ def _numbers_of(table: Any) -> dict[str, list[Any]]:
     "Compiled code goes through a dictionary in the order that the dictionary has at each call.",
     source="Python: dict, 'dictionaries preserve insertion order'; torch.compile: guards",
 )
-@pytest.mark.parametrize("kinds", [("dict",), tuple(ORDERED)[1:]], ids=["dict", "others"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(("dict",), id="dict"),
+        pytest.param(
+            tuple(ORDERED)[1:],
+            id="others",
+            marks=pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, [*table] of modules is an error"),
+        ),
+    ],
+)
 @pytest.mark.world(2)
 def test_order(world: World, kinds: tuple[str, ...]) -> None:
     """Call with the same names in another order, in the first order again, and with other numbers."""
