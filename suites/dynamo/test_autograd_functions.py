@@ -54,6 +54,22 @@ class Apart(Function):
         return gradient * w, gradient * x, None
 
 
+class Twice(Function):
+    """Multiply two tensors, and save tensors for the backward a second time, as a function and its base may do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(w, x)
+        return summed(x * w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        w, x = ctx.saved_tensors[0], ctx.saved_tensors[-1]
+        scale = len(ctx.saved_tensors)
+        return gradient * w * scale, gradient * x, *(None for _ in ctx.needs_input_grad[2:])
+
+
 class Needed(Function):
     """Sum those gradients over ranks that are needed, as tensor parallelism does, with one collective for each."""
 
@@ -157,6 +173,7 @@ def _marked_dirty(x: torch.Tensor, w: torch.Tensor) -> Outputs:
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "saved": lambda x, w: (Scaled.apply(x, w, 3.0),),
     "setup_context": lambda x, w: (Apart.apply(x, w, 3.0),),
+    "saved twice": lambda x, w: (Twice.apply(x, w, x + w), Twice.apply(x, w), Twice.apply(x, w, x * 2, x * 3, w * 2)),
     "needs_input_grad": lambda x, w: (Needed.apply(x, w, 3.0),),
     "mark_non_differentiable": lambda x, w: Told.apply(x, w, 3.0),
     "mark_dirty": _marked_dirty,
@@ -165,7 +182,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "input returned": lambda x, w: (Same.apply(x) * w, x * 2),
 }
 
-BACKENDS = dict.fromkeys(("saved", "setup_context", "needs_input_grad"), ("eager",))
+BACKENDS = dict.fromkeys(("saved", "setup_context", "saved twice", "needs_input_grad"), ("eager",))
 BACKENDS |= {name: ("aot_eager",) for name in CALLS if name.startswith("gradient")}
 """The backends of those that are not tried with each."""
 

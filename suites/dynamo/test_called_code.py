@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -331,6 +333,140 @@ def test_super(world: World, how: str, method: str) -> None:
 
     def body(rank: Rank) -> list[str]:
         return unlike(rank, {method: (step, ())})
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+def _sharing(total: Any) -> tuple[Callable[[Any], None], Callable[[], Any]]:
+    """Return two functions that share a variable, of which one assigns it."""
+
+    def add(more: Any) -> None:
+        nonlocal total
+        total = total + more
+
+    return add, lambda: total * 2
+
+
+def _counting(total: Any) -> tuple[Callable[[Any], None], Callable[[], Any]]:
+    """Return such functions that share the variable with a class and with a function within them."""
+
+    class Adds:
+        def __call__(self, more: Any) -> None:
+            nonlocal total
+
+            def within() -> None:
+                nonlocal total
+                total = total + more
+
+            within()
+
+    return Adds(), lambda: total * 2
+
+
+SHARING: dict[str, Callable[[Any], tuple[Callable[[Any], None], Callable[[], Any]]]] = {
+    "functions": _sharing,
+    "an object and a function": _counting,
+}
+
+
+@requirement(
+    "DYN-CALLED-3350",
+    "In compiled code, functions that share a variable read what another of them has assigned, also after the code.",
+    source="Python: nonlocal; torch.compile: the compiled function does what the function does",
+)
+@pytest.mark.parametrize("where", ["made", "given"])
+@pytest.mark.world(2)
+def test_shared_variables(world: World, where: str) -> None:
+    """Add sums over ranks to a variable by one function and read it by another, before and after the last call."""
+
+    def body(rank: Rank) -> list[str]:
+        x, wrong = torch.ones(2, device=rank.device), []
+        for name, make in SHARING.items():
+            found = []
+            for compiles in False, True:
+                add, read = make(torch.zeros(2, device=rank.device))
+
+                def step(x: torch.Tensor, make: Any = make, add: Any = add, read: Any = read) -> Any:
+                    if where == "made":
+                        add, read = make(x * 0)
+                    seen = [read()]
+                    for scale in (1, 3):
+                        add(summed(x) * scale)
+                        seen.append(read() + 0)
+                    return seen
+
+                call = dynamo.compiled(step, backend="eager", fullgraph=False)[0] if compiles else step
+                found.append([known(call(x)), known(read()), known(call(x)), known(read())])
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+def _functions(y: torch.Tensor) -> dict[str, Any]:
+    """Return functions of each kind that are made here, and close over a tensor or not."""
+
+    def plain(given: Any) -> Any:
+        """Add a tensor."""
+        return given + y
+
+    def with_defaults(given: Any = 2, *more: Any, scale: int = 3, **options: Any) -> Any:
+        return given * scale + len(more) + len(options)
+
+    def annotated(given: int, /, scale: float = 1.5) -> float:
+        return given * scale
+
+    @functools.wraps(plain)
+    def wrapping(given: Any) -> Any:
+        return plain(given) * 2
+
+    def outer() -> Any:
+        def inner(given: Any) -> Any:
+            return given - y
+
+        return inner
+
+    return {
+        "plain": plain,
+        "with defaults": with_defaults,
+        "annotated": annotated,
+        "wrapping": wrapping,
+        "in another": outer(),
+        "nameless": lambda given: given * 7,
+    }
+
+
+def _described(function: Any) -> Any:
+    """Return what Python tells about a function, and what it gives."""
+    names = ("__name__", "__doc__", "__defaults__", "__kwdefaults__", "__module__", "__closure__")
+    told = [getattr(function, name) for name in names[:-1]]
+    return told, str(inspect.signature(function)), function.__closure__ is None, known(function(3))
+
+
+@requirement(
+    "DYN-CALLED-3351",
+    "A function that compiled code makes and returns has the name, parameters or text of the uncompiled code's one.",
+    source="Python: Callable types, special attributes; torch.compile: the compiled function does what it does",
+)
+@pytest.mark.world(2)
+def test_returned_functions(world: World) -> None:
+    """Return functions beside a sum over ranks: with defaults, keywords, annotations, or of another's looks."""
+
+    def step(x: torch.Tensor) -> Any:
+        y = summed(x)
+        return y, _functions(y)
+
+    def body(rank: Rank) -> list[str]:
+        x = torch.ones(2, device=rank.device)
+        right, found = step(x)[1], dynamo.compiled(step, backend="eager", fullgraph=False)[0](x)[1]
+        return [
+            f"{name}: {_described(one)} uncompiled, {_described(found[name])} compiled"
+            for name, one in right.items()
+            if _described(one) != _described(found[name])
+        ]
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)

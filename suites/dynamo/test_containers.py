@@ -552,3 +552,127 @@ def test_ends_of_generators(world: World, generator: Callable[[Iterator[int]], I
 
     right = 2.0 * (3 if generator is _ended else 100)
     assert world.run(body) == [right] * world.size
+
+
+COPIES: dict[str, tuple[Callable[[], Any], dict[str, Callable[[Any], Any]]]] = {
+    "dict": (lambda: {"k": 1, "a": 2}, {"copy": lambda d: d.copy(), "dict": dict, "unpacked": lambda d: {**d}}),
+    "merged": (lambda: {"k": 1, "a": 2}, {"with none": lambda d: d | {}, "into none": lambda d: {} | d}),
+    "OrderedDict": (lambda: OrderedDict(k=1, a=2), {"copy": lambda d: d.copy(), "OrderedDict": OrderedDict}),
+    "defaultdict": (lambda: defaultdict(int, k=1, a=2), {"copy": lambda d: d.copy(), "dict": dict}),
+    "list": (
+        lambda: [1, 2],
+        {"copy": lambda i: i.copy(), "list": list, "slice": lambda i: i[:], "sum": lambda i: i + []},
+    ),
+    "deque": (lambda: deque([1, 2]), {"copy": lambda i: i.copy(), "deque": deque, "list": list}),
+    "set": (lambda: {1, 2}, {"copy": lambda i: i.copy(), "union": lambda i: i | set()}),
+}
+"""Containers with the ways to copy them."""
+
+if not runs_with("<2.13"):  # before 2.13, set(given) of a set raises an AssertionError
+    COPIES["set"][1]["set"] = set
+
+
+@requirement(
+    "DYN-CONTAINER-3350",
+    "A copy of a container that compiled code returns has the container's class and content, but is not the container.",
+    source="Python: dict.copy, list.copy, 'a shallow copy'; torch.compile: the compiled function does what it does",
+)
+@pytest.mark.world(2)
+def test_copied(world: World) -> None:
+    """Copy a container that is given beside a sum over ranks, change the copy afterwards, and look at both."""
+
+    def change(container: Any) -> None:
+        if isinstance(container, dict):
+            container["new"] = 5
+        else:
+            (container.add if isinstance(container, set) else container.append)(5)
+
+    def body(rank: Rank) -> list[str]:
+        x, wrong = torch.ones(2, device=rank.device), []
+        for name, (make, ways) in COPIES.items():
+
+            def copied(x: torch.Tensor, given: Any, ways: Any = ways) -> Any:
+                return summed(x), [way(given) for way in ways.values()]
+
+            found = []
+            for call in copied, dynamo.compiled(copied, backend="eager", fullgraph=name != "defaultdict")[0]:
+                given = make()
+                _, copies = call(x, given)
+                facts = [(type(each).__name__, content(each), each is given) for each in copies]
+                for each in copies:
+                    change(each)
+                found.append([*facts, content(given), *map(content, copies)])
+            if found[0] != found[1]:
+                wrong.append(f"{name}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+ORDERED: dict[str, Callable[[dict[str, float]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "defaultdict": lambda table: defaultdict(float, table),
+    "own class": lambda table: Plain(table),
+    "modules": lambda table: nn.ModuleDict({name: nn.Threshold(1e9, number) for name, number in table.items()}),
+}
+"""Containers of named numbers, which have an order."""
+
+
+class Plain(dict[str, float]):
+    """A dictionary of a class of its own."""
+
+
+def _numbers_of(table: Any) -> dict[str, list[Any]]:
+    """Return the names and numbers of a container in each way to go through it."""
+    return {
+        "items": [each for item in table.items() for each in item],
+        "keys": list(table.keys()),
+        "values": list(table.values()),
+        "iterator": list(table),
+        "reversed": list(reversed(list(table))),
+        "comprehension": [name + "!" for name in table],
+        "unpacked": [*table],
+        "first": [next(iter(table))],
+    }
+
+
+@requirement(
+    "DYN-CONTAINER-3351",
+    "Compiled code goes through a dictionary in the order that the dictionary has at each call.",
+    source="Python: dict, 'dictionaries preserve insertion order'; torch.compile: guards",
+)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(("dict",), id="dict"),
+        pytest.param(
+            tuple(ORDERED)[1:],
+            id="others",
+            marks=pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, [*table] of modules is an error"),
+        ),
+    ],
+)
+@pytest.mark.world(2)
+def test_order(world: World, kinds: tuple[str, ...]) -> None:
+    """Call with the same names in another order, in the first order again, and with other numbers."""
+
+    def through(x: torch.Tensor, tables: list[Any]) -> Any:
+        found = []
+        for table in tables:
+            y = summed(x)
+            for value in table.values():
+                y = y * 2 + (value(y) if isinstance(value, nn.Module) else value)
+            seen = _numbers_of(table)
+            found.append((y, {way: [each for each in seen[way] if not isinstance(each, nn.Module)] for way in seen}))
+        return found
+
+    def body(rank: Rank) -> None:
+        x, compiled = torch.ones(2, device=rank.device), dynamo.compiled(through, backend="eager")[0]
+        for table in {"a": 1.0, "b": 5.0}, {"b": 5.0, "a": 1.0}, {"a": 1.0, "b": 5.0}, {"b": 1.0, "a": 5.0}:
+            right, found = (call(x, [ORDERED[name](table) for name in kinds]) for call in (through, compiled))
+            for name, one, other in zip(kinds, right, found, strict=True):
+                assert known(other) == known(one), f"{name} of {table}"
+
+    world.run(body)

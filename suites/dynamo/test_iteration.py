@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -162,7 +162,31 @@ def _added(kind: type, more: Any) -> Any:
     return list(items), list(other), other is items
 
 
+def _put(put: Callable[[deque[int]], Any]) -> Any:
+    queue = deque([0, 1, 2, 3], maxlen=3)
+    other = queue
+    given = put(queue)
+    return list(queue), queue.maxlen, len(other), given if isinstance(given, int | None) else list(given)
+
+
+def _increased(queue: deque[int]) -> Any:
+    queue += [4, 5]
+
+
+QUEUES: dict[str, Callable[[deque[int]], Any]] = {
+    "appended": lambda queue: queue.append(4),
+    "in front": lambda queue: queue.appendleft(4),
+    "extended": lambda queue: queue.extend([4, 5]),
+    "extended in front": lambda queue: queue.extendleft(iter([4, 5, 6, 7])),
+    "added to": _increased,
+    "popped before": lambda queue: (queue.popleft(), queue.append(4), queue.append(5)),
+    "made of another": lambda queue: deque(queue, 2),
+    "cleared": lambda queue: (queue.clear(), queue.extend(range(5))),
+}
+"""What comes into a queue of limited length that is full."""
+
 OPERATED: dict[str, Callable[[], Any]] = {
+    **{f"full queue, {name}": lambda put=put: _put(put) for name, put in QUEUES.items()},  # type: ignore[misc]
     "extended by a generator that fails": _extended,
     "updated": lambda: _updated({"a": 1}, {"b": 2}),
     "updated in order": lambda: _updated(OrderedDict(a=1), {"b": 2}),

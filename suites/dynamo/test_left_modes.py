@@ -149,3 +149,62 @@ def test_left(world: World, way: Callable[[torch.Tensor, Any], Any]) -> None:
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
+
+
+DECORATORS: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "no_grad, not called": lambda: torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "set_grad_enabled(False)": lambda: torch.set_grad_enabled(False),
+    "set_grad_enabled(True)": lambda: torch.set_grad_enabled(True),
+}
+"""Decorators that give a function its own gradient mode."""
+
+
+def _decorating(decorator: Callable[[], Any], calls: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """Return a step that decorates a function and calls it so many times, before and after it uses a weight."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        def scaled(given: torch.Tensor) -> torch.Tensor:
+            return given * w
+
+        before = x * w
+        scaled = decorator()(scaled)
+        between = x * w
+        results = [scaled(x) for _ in range(calls)]
+        return [torch.is_grad_enabled(), *(y.requires_grad for y in (before, between, *results, x * w))], between
+
+    return step
+
+
+@requirement(
+    "DYN-MODE-3350",
+    "In compiled code, a function that is decorated with a gradient mode has this mode, but the code around it does "
+    "not.",
+    source="torch.no_grad: 'also functions as a decorator'; torch.set_grad_enabled; torch.compile",
+)
+@pytest.mark.world(2)
+def test_decorated(world: World) -> None:
+    """Decorate a function within the code, with gradients or without, and call it never, once or twice."""
+
+    def body(rank: Rank) -> list[str]:
+        x, wrong = torch.ones(2, device=rank.device), []
+        for name, decorator in DECORATORS.items():
+            for calls in range(3):
+                step = _decorating(decorator, calls)
+                compiled = dynamo.compiled(step, backend="eager")[0]
+                for enabled in (True, False) if calls == 1 else (True,):
+                    found = []
+                    for call in (step, compiled):
+                        w = torch.full((2,), rank.index + 1.0, device=rank.device, requires_grad=True)
+                        with torch.set_grad_enabled(enabled):
+                            asked, y = call(x, w)
+                        if y.requires_grad:
+                            functional.all_reduce(y, "sum", dist.group.WORLD).sum().backward()
+                        found.append((asked, None if w.grad is None else w.grad.tolist()))
+                    if found[0] != found[1]:
+                        wrong.append(f"{name}, {calls} calls, {enabled=}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)

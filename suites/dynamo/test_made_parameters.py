@@ -172,3 +172,57 @@ def test_out(world: World) -> None:
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(3, 2, device=x.device).t()
+
+
+def _every_second(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(2, 6, device=x.device)[:, ::2]
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(4, 5, device=x.device)[1:3, 1:4]
+
+
+PLACED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": _transposed,
+    "every second column": _every_second,
+    "part": _part,
+}
+"""Tensors of 2 x 3 elements that do not lie side by side."""
+
+
+@requirement(
+    "DYN-MADE-3350",
+    "In compiled code, a tensor that is given as out= keeps its strides, as do the tensors that it is a part of.",
+    source="torch.add: out; torch.compile: the compiled function does what the function does",
+)
+@pytest.mark.world(2)
+def test_out_of_strides(world: World) -> None:
+    """Write functions of a sum over ranks into tensors that the code makes or is given, and return them."""
+    calls: list[Callable[..., Any]] = [
+        lambda y, out: torch.add(y, 1, out=out),
+        lambda y, out: torch.mm(y, y.t() @ y, out=out),
+        lambda y, out: torch.cat([y[:1], y[1:]], out=out),
+    ]
+
+    def step(x: torch.Tensor, given: list[torch.Tensor]) -> Any:
+        y = summed(x)
+        made = [make(x) for make in PLACED.values()]
+        for call, one, other in zip(calls, made, given, strict=True):
+            call(y, one)
+            call(y, other)
+        return made
+
+    def body(rank: Rank) -> None:
+        x, found = torch.arange(6.0, device=rank.device).view(2, 3) + rank.index, []
+        for call in step, dynamo.compiled(step, fullgraph=False)[0]:
+            given = [make(x) for make in PLACED.values()]
+            made = call(x, given)
+            whole = [torch.as_strided(each, (each.untyped_storage().nbytes() // 4,), (1,), 0) for each in given]
+            found.append([known([*made, *given, *whole]), [each.stride() for each in (*made, *given)]])
+        assert found[1] == found[0]
+
+    world.run(body)

@@ -22,6 +22,17 @@ def _shapes(x: torch.Tensor) -> Any:
     return y, [(type(shape).__name__, tuple(shape)) for shape in shapes], (y.shape + (3,)).numel()
 
 
+def _sized(x: torch.Tensor) -> Any:
+    """Make tensors of a size in each way that takes a size, and of numbers in the ways that take these."""
+    y = summed(x)
+    size = torch.Size([3, 1])
+    made = [y.new(y.shape), y.new(size), y.new(3, 1), y.new_empty(size), y.new_empty(3, 1), y.new_zeros(y.shape)]
+    made += [y.new_ones((3, 1)), y.new_full(size, 2.0), torch.empty(size), torch.zeros(3, 1), torch.ones([3, 1])]
+    made += [torch.full(y.shape, 2.0), torch.rand(size), y[:1].expand(size), y[:1].repeat(size), y.view(y.shape)]
+    of_numbers = [y.new([3.0, 1.0]), y.new_tensor([3.0, 1.0]), torch.tensor(y.shape), torch.as_tensor([3, 1])]
+    return y, [(tuple(each.shape), str(each.dtype)) for each in (*made, *of_numbers)], of_numbers
+
+
 def _filled(x: torch.Tensor) -> Any:
     y = summed(x)
     return torch.full((3,), y.sum()), torch.full((2, 1), 2.5), torch.full_like(y, 7), y.new_full((2,), 3)
@@ -47,12 +58,18 @@ def _replaced(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> Any:
     "In compiled code, a tensor whose data is replaced has the dtype of the new data.",
     source="torch.Tensor.data; torch.compile: the compiled function does what the function does",
 )
+@requirement(
+    "DYN-TENSOR-3350",
+    "In compiled code, what is made of a torch.Size has this size, in each way to make a tensor.",
+    source="torch.Size; torch.Tensor.new_empty; torch.compile: the compiled function does what the function does",
+)
 @pytest.mark.world(2)
 def test_tensors(world: World) -> None:
-    """Add to shapes, fill with the sum of a sum over ranks, and replace data by data of other dtypes."""
+    """Add to shapes, make tensors of them, fill with the sum of a sum over ranks, and replace data by other dtypes."""
 
     def body(rank: Rank) -> list[str]:
-        wrong = unlike(rank, {"shapes": (_shapes, ()), "filled": (_filled, ())}, fullgraph=True)
+        cases = {"shapes": (_shapes, ()), "sized": (_sized, ()), "filled": (_filled, ())}
+        wrong = unlike(rank, cases, fullgraph=True)
         for dtype in torch.float32, torch.float64, torch.bfloat16:
             x, found = torch.ones(2, device=rank.device), []
             for call in _replaced, dynamo.compiled(_replaced, backend="eager", fullgraph=False)[0]:
@@ -161,3 +178,68 @@ def test_attention(world: World, priority: bool, whole: bool) -> None:
             assert seen[0] == seen[-1]
 
     world.run(body)
+
+
+class Left(torch.Tensor):
+    """A tensor whose class answers for the functions that are asked for, with a number."""
+
+    number = 1.0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.add, torch.stack, torch.where, torch.mul):
+            return torch.tensor(cls.number)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Right(Left):
+    """A class that is no relative of others, but of the first."""
+
+    number = 2.0
+
+
+class Other(torch.Tensor):
+    """A class that is no relative of the first."""
+
+    number = 4.0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.add, torch.stack, torch.where, torch.mul):
+            return torch.tensor(cls.number)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+ASKED: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "positions": lambda a, b: torch.add(a, b),
+    "by name": lambda a, b: torch.add(a, other=b),
+    "in a list": lambda a, b: torch.stack([a, b]),
+    "last two of three": lambda a, b: torch.where(torch.ones(2) > 0, a, b),
+    "beside a number": lambda a, b: torch.mul(a, 2) + torch.mul(3, b) * 8,
+    "beside a tensor": lambda a, b: torch.mul(torch.ones(2), a) + torch.mul(b, torch.ones(2)) * 8,
+}
+"""Calls with two tensors of subclasses."""
+
+
+@requirement(
+    "DYN-TENSOR-3351",
+    "Of several tensor subclasses among the arguments of a call, compiled code asks the same one first as uncompiled "
+    "code.",
+    source="torch: Extending torch, 'subclasses before superclasses, and left to right otherwise'; torch.compile",
+)
+@pytest.mark.world(2)
+def test_subclasses(world: World) -> None:
+    """Give tensors of two classes, of which some are relatives, and scale a sum over ranks by what is answered."""
+
+    def body(rank: Rank) -> list[str]:
+        def asked(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+            return [summed(x) * call(a, b).clone() for call in ASKED.values()]
+
+        classes: list[type[torch.Tensor]] = [Left, Right, Other]
+        given = [torch.ones(2, device=rank.device).as_subclass(kind) for kind in classes]
+        pairs = [(given[first], given[second]) for first, second in ((0, 1), (0, 2), (2, 1))]
+        cases = {f"{type(a).__name__}, {type(b).__name__}": (asked, (a, b)) for a, b in pairs}
+        return unlike(rank, cases)
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
