@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -371,6 +371,31 @@ def test_timeout_of_a_clone(world: World, tmp_path: Path, kind: str) -> None:
         return [each.timeout.total_seconds() for each in (store, clone, clone.clone())]
 
     assert_on_ranks([[7.0] * 3], world.run(body))
+
+
+@requirement(
+    "COLL-STORE-12",
+    "wait raises an error after its own timeout, and get after that of the store.",
+    source="torch.distributed.Store: wait, get, set_timeout",
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.world(1)
+def test_short_timeouts(world: World, tmp_path: Path, kind: str) -> None:
+    """Wait for no time at all, and for less than a millisecond."""
+
+    def body(_: Rank) -> list[str]:
+        found = []
+        for timeout in timedelta(0), timedelta(microseconds=10):
+            store = KINDS[kind](tmp_path)
+            with ThreadPoolExecutor(1) as pool:
+                waits = pool.submit(store.clone().wait, ["key"], timeout)
+                done = wait([waits], 2 * SECONDS).done
+                store.set("key", "")  # let it end
+            found.append("an error" if done and waits.exception() else f"waited: {waits.exception()}")
+            store.delete_key("key")
+        return found
+
+    assert_on_ranks([["an error"] * 2], world.run(body))
 
 
 @requirement(
