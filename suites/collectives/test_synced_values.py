@@ -10,10 +10,18 @@ import torch.distributed as dist
 from torch.distributed import collective_utils
 
 from fixtures.beginnings import started
-from harness import Rank, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 from suites.collectives.test_object_kinds import FALSE, FULL
 
 VALUES = (*FALSE, *(value for value in FULL if not callable(value)))
+
+STAGES: dict[str, tuple[str | None, str | None]] = {
+    "alike": ("load", "load"),
+    "none": (None, None),
+    "different": ("load", "save"),
+    "missing": ("load", None),
+}
+"""Names of stages on two ranks."""
 
 
 def same(right: Any, found: Any) -> None:
@@ -93,6 +101,70 @@ def test_failures(rank: Rank) -> None:
                 call()
         collective_utils.all_gather_object_enforce_type(pg, [None, None], own, lambda one, other: True)
         assert collective_utils.all_gather(rank.index, pg=pg) == [0, 1]
+
+
+@requirement(
+    "COLL-OBJECT-27",
+    "collective_utils.broadcast returns the source's value on every rank, whatever the value.",
+    source="torch.distributed.collective_utils.broadcast: 'the value after synchronization'",
+)
+@pytest.mark.parametrize("group", ["0", "01", "1", "12"])
+@pytest.mark.world(3)
+def test_values_of_groups(world: World, group: str) -> None:
+    """Each rank of a group in turn is the source, with and without the world's first rank."""
+    members = [int(member) for member in group]
+
+    def body(rank: Rank) -> list[int]:
+        pg = dist.new_group(members)
+        if rank.index not in members:
+            return []
+        return [collective_utils.broadcast(10 * rank.index, rank=root, pg=pg) for root in range(len(members))]
+
+    right = [10 * member for member in members]
+    assert_on_ranks([right if index in members else [] for index in range(world.size)], world.run(body))
+
+
+@requirement(
+    "COLL-OBJECT-3609",
+    "The error of collective_utils for a value that fails on a rank is a RuntimeError that says why.",
+    source="torch.distributed.collective_utils.broadcast, all_gather: 'RuntimeError from original exception trace'",
+)
+@pytest.mark.parametrize("name", ["broadcast", "all_gather"])
+@pytest.mark.world(2)
+def test_kind_of_error(world: World, name: str) -> None:
+    """The first rank's value fails."""
+
+    def body(rank: Rank) -> None:
+        def fails() -> Any:
+            raise KeyError("no such value")
+
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            getattr(collective_utils, name)(fails if rank.index == 0 else 7, pg=dist.group.WORLD)
+        assert caught.type is RuntimeError, f"raised {caught.value!r}"
+        assert "no such value" in str(caught.value)
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-3610",
+    "collective_utils.all_gather returns the values of all ranks, or raises an error if their stage names differ.",
+    source="torch.distributed.collective_utils.all_gather: 'checking payload from all ranks has the same stage name'",
+)
+@pytest.mark.parametrize("names", STAGES)
+@pytest.mark.world(2)
+def test_stages(world: World, names: str) -> None:
+    """Give the same name, none, different ones, and one on the first rank alone."""
+    stages = STAGES[names]
+
+    def body(rank: Rank) -> str:
+        try:
+            return str(collective_utils.all_gather(rank.index, stages[rank.index], dist.group.WORLD))
+        except RuntimeError:
+            return "an error"
+
+    right = "[0, 1]" if stages[0] == stages[1] else "an error"
+    assert_on_ranks([right] * world.size, world.run(body))
 
 
 @requirement(

@@ -110,6 +110,31 @@ SHAPES = [(2, 3), (), (4,), (1, 2, 2)]
 
 
 @requirement(
+    "DDP-AVG-3604",
+    "Model averagers average the parameters that have gradients, and leave others as they are, even if these are all.",
+    source=f"{FOLDER}/utils.py: get_params_to_average: 'filters out the parameters that do not contain any gradients'",
+)
+@pytest.mark.filterwarnings("ignore:When period is 1")
+@pytest.mark.parametrize("count", [2, 1, 0])
+@pytest.mark.world(2)
+def test_without_gradients(world: World, count: int) -> None:
+    """Give parameters and groups of them to each averager; of two parameters, both have a gradient, one or none."""
+
+    def body(rank: Rank) -> None:
+        for averager in PeriodicModelAverager(1), HierarchicalModelAverager(OrderedDict([(1, 2)])):
+            for grouped in False, True:
+                parameters = [ready(float(rank.index), rank.device) for _ in range(2)]
+                for parameter in parameters[count:]:
+                    parameter.grad = None
+                averager.average_parameters([{"params": parameters}] if grouped else parameters)
+                found = [parameter.tolist() for parameter in parameters]
+                assert found == [[0.5] * 2] * count + [[float(rank.index)] * 2] * (2 - count), type(averager).__name__
+            assert averager.step == 2
+
+    world.run(body)
+
+
+@requirement(
     "DDP-AVG-03",
     "Averaging leaves every parameter the object that it was, with its shape, dtype, device and gradient.",
     source=f"{FOLDER}/utils.py: average_parameters",

@@ -1,11 +1,13 @@
-"""The sampler that gives every rank its part of a dataset."""
+"""The samplers that give every rank its part of a dataset."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.utils.data import ElasticDistributedSampler
 from torch.utils.data import DistributedSampler
 
 from harness import Rank, World, requirement
@@ -91,5 +93,33 @@ def test_refused(world: World) -> None:
             with pytest.raises(ValueError, match="rank"):
                 DistributedSampler(range(4), **given)  # type: ignore[arg-type]
         assert len(DistributedSampler(range(4), num_replicas=4)) == 1  # type: ignore[arg-type]
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-SAMPLER-3603",
+    "An ElasticDistributedSampler gives its ranks as many samples each, which are all that are left from its start on.",
+    source="torch.distributed.elastic.utils.data.ElasticDistributedSampler: start_index",
+)
+@pytest.mark.parametrize("left", ["more than ranks", "half the ranks", "fewer"])
+@pytest.mark.world(1)
+def test_elastic(world: World, left: str) -> None:
+    """Start at the beginning of a dataset, amid it or near its end, with two to seven ranks, in two epochs."""
+
+    def body(_: Rank) -> None:
+        for ranks, start, epoch in itertools.product((2, 3, 5, 7), (0, 1, 10), (0, 1)):
+            count = {"more than ranks": 2 * ranks + 1, "half the ranks": math.ceil(ranks / 2), "fewer": ranks // 3}[
+                left
+            ]
+            if count == 0:  # the dataset has come to its end
+                continue
+            parts = []
+            for rank in range(ranks):
+                sampler: Any = ElasticDistributedSampler(range(start + count), ranks, rank, start)  # type: ignore[arg-type]
+                sampler.set_epoch(epoch)
+                parts.append(list(sampler))
+                assert len(sampler) == len(parts[-1]) == math.ceil(count / ranks)
+            assert {sample for part in parts for sample in part} == set(range(start, start + count))
 
     world.run(body)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.format_utils import (
@@ -105,6 +106,35 @@ def test_values(world: World, tmp_path: Path) -> None:
         assert_equal(whole(flat), whole(loaded), "flat")
 
     world.run(body)
+
+
+WAYS_TO_FLATTEN = {
+    "both": {},
+    "dicts": {"flatten_sharded_tensors": False},
+    "shards": {"flatten_state_dict": False},
+    "neither": {"flatten_sharded_tensors": False, "flatten_state_dict": False},
+}
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-51",
+    "Loading a checkpoint sets numbers, texts and other values that are no tensors, at every depth of a state.",
+    source=f"{SOURCE}: save, load; DefaultLoadPlanner",
+)
+@pytest.mark.parametrize("flattened", WAYS_TO_FLATTEN)
+@pytest.mark.world(2)
+def test_values_of_a_planner(world: World, tmp_path: Path, flattened: str) -> None:
+    """Save and load with planners that flatten dicts, shards of sharded tensors, both, or neither."""
+
+    def body(rank: Rank) -> list[Any]:
+        options = WAYS_TO_FLATTEN[flattened]
+        saved = {"weight": torch.ones(2, device=rank.device), "step": 5, "deep": {"rate": 0.5, "text": ["a", None]}}
+        checkpoint.save(saved, checkpoint_id=tmp_path / "saved", planner=checkpoint.DefaultSavePlanner(**options))
+        state = {"weight": torch.zeros(2, device=rank.device), "step": 0, "deep": {"rate": 0.0, "text": ["", ""]}}
+        checkpoint.load(state, checkpoint_id=tmp_path / "saved", planner=checkpoint.DefaultLoadPlanner(**options))
+        return [state["weight"].tolist(), state["step"], state["deep"]]
+
+    assert_on_ranks([[[1.0, 1.0], 5, {"rate": 0.5, "text": ["a", None]}]] * world.size, world.run(body))
 
 
 @requirement(
@@ -228,21 +258,54 @@ def test_converted_ways(world: World, tmp_path: Path) -> None:
     "BroadcastingTorchSaveReader gives each rank its part of what rank 0 reads from a file of torch.save.",
     source=f"{SOURCE}.format_utils: BroadcastingTorchSaveReader: 'broadcast and shard each tensor to all ranks'",
 )
-@pytest.mark.parametrize("stack", ["plain", "sharded"])
+@pytest.mark.parametrize("stack", ["plain", "transposed", "other-dtype", "sharded"])
 @pytest.mark.world(2, timeout=5)
 def test_file_of_torch_save(world: World, tmp_path: Path, stack: str) -> None:
-    """Load a weight into a module on each rank, or into one that is sharded."""
+    """Load a weight into a module on each rank, or into one that is sharded, and one that is transposed in the file."""
     file = tmp_path / "saved.pt"
-    torch.save({"weight": numbers(4, 2)}, file)
+    saved = {"transposed": numbers(4, 2).t().contiguous().t(), "other-dtype": numbers(4, 2).bfloat16()}
+    torch.save({"weight": saved.get(stack, numbers(4, 2))}, file)
 
     def body(rank: Rank) -> bool:
         net: Any = nn.Linear(2, 4, bias=False).to(rank.device)
+        if stack == "other-dtype":
+            net.half()
         if stack == "sharded":
             fully_shard(net, mesh=rank.mesh())
         state = net.state_dict()
         planner = DynamicMetaLoadPlanner()
         checkpoint.load(state, storage_reader=BroadcastingTorchSaveReader(), planner=planner, checkpoint_id=file)
-        return torch.equal(whole(state)["weight"].cpu(), numbers(4, 2))
+        return torch.equal(whole(state)["weight"].float().cpu(), numbers(4, 2))
+
+    assert_on_ranks([True] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-3600",
+    "A load takes part only in its process group: other ranks need not load.",
+    source=f"{SOURCE}: load: process_group",
+)
+@pytest.mark.parametrize("storage", ["checkpoint", "torch-save"])
+@pytest.mark.world(2, timeout=5)
+def test_load_by_a_group(world: World, tmp_path: Path, storage: str) -> None:
+    """One of the ranks loads a checkpoint or a file of torch.save, in a group of its own."""
+    file = tmp_path / "saved"
+    if storage == "torch-save":
+        torch.save({"weight": numbers(4, 2)}, file)
+    else:
+        planner = checkpoint.DefaultSavePlanner()
+        checkpoint.save({"weight": numbers(4, 2)}, checkpoint_id=file, planner=planner, no_dist=True)
+
+    def body(rank: Rank) -> bool:
+        group = dist.new_group([0])
+        if rank.index == 1:
+            return True
+        options: dict[str, Any] = {}
+        if storage == "torch-save":
+            options = {"storage_reader": BroadcastingTorchSaveReader(), "planner": DynamicMetaLoadPlanner()}
+        state = {"weight": torch.zeros(4, 2, device=rank.device)}
+        checkpoint.load(state, checkpoint_id=file, process_group=group, **options)
+        return torch.equal(state["weight"].cpu(), numbers(4, 2))
 
     assert_on_ranks([True] * world.size, world.run(body))
 

@@ -202,6 +202,44 @@ def test_dimensions_from_the_end(world: World, kind: str) -> None:
     world.run(body)
 
 
+RANDOM: dict[str, Callable[..., DTensor]] = {
+    "rand": lambda like, **options: dtensors.rand(like.shape, **options),
+    "randn": lambda like, **options: dtensors.randn(like.shape, **options),
+    "rand_like": lambda like, dtype, requires_grad, **_: torch.rand_like(
+        like, dtype=dtype, requires_grad=requires_grad
+    ),
+    "randn_like": lambda like, dtype, requires_grad, **_: torch.randn_like(
+        like, dtype=dtype, requires_grad=requires_grad
+    ),
+}
+
+
+@requirement(
+    "TP-MAKE-3605",
+    "A factory of random numbers makes a DTensor with the given size, dtype, placements and requires_grad.",
+    source=f"{SOURCE}: rand, randn; torch.rand_like, torch.randn_like",
+)
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+@pytest.mark.parametrize("factory", RANDOM)
+@pytest.mark.world(2)
+def test_random_factories(world: World, factory: str) -> None:
+    """Make matrices of numbers that differ, in each layout, with and without a dtype and gradients."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh()
+        for layout, dtype, grad in itertools.product(LAYOUTS, (None, torch.float64), (False, True)):
+            like = dtensors.zeros(5, 3, device_mesh=mesh, placements=[layout])
+            made = RANDOM[factory](like, device_mesh=mesh, placements=[layout], dtype=dtype, requires_grad=grad)
+            what = f"{layout}, {dtype}, {grad=}"
+            assert (made.shape, made.placements, made.requires_grad) == (like.shape, (layout,), grad), what
+            assert made.dtype == (dtype or torch.float32), what
+            local = made.to_local().detach()
+            assert local.shape == like.to_local().shape, what
+            assert local.unique().numel() == local.numel(), what
+
+    world.run(body)
+
+
 @requirement(
     "TP-MAKE-02",
     "distribute_tensor refuses a tensor that is no leaf, and a DTensor in other placements or on another mesh.",

@@ -114,6 +114,31 @@ def test_growth(world: World, start: int) -> None:
 
 
 @requirement(
+    "TP-SCALE-3612",
+    "update of a ShardedGradScaler takes the scale that it is given, as a number or as a tensor of one element.",
+    source=f"{SCALER}.update: new_scale; its error: 'a float or a 1-element' tensor",
+)
+@pytest.mark.parametrize("shape", [None, (), (1,)], ids=["number", "zero-dimensional", "vector"])
+@pytest.mark.world(2)
+def test_given_scale(world: World, shape: tuple[int, ...] | None) -> None:
+    """Give a scale, then another one; change the tensor afterwards."""
+
+    def body(rank: Rank) -> list[float]:
+        scaler = ShardedGradScaler(rank.device.type, init_scale=2.0)
+        scaler.scale(torch.ones(1, device=rank.device))
+        scales = []
+        for scale in 8.0, 16.0:
+            given = scale if shape is None else torch.full(shape, scale, device=rank.device)
+            scaler.update(given)
+            if isinstance(given, torch.Tensor):
+                given.zero_()
+            scales.append(scaler.get_scale())
+        return scales
+
+    assert_on_ranks([[8.0, 16.0]] * 2, world.run(body))
+
+
+@requirement(
     "TP-SCALE-3200",
     "Ranks without gradients take part in a ShardedGradScaler's steps: all ranks step, or skip a step, together.",
     source=SCALER,
