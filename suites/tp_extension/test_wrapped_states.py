@@ -1,15 +1,13 @@
-"""State dicts of FSDP1 without tensor parallelism: names, buffers, ignored modules, and optimizers of many modules."""
+"""State dicts of FSDP1 without tensor parallelism: names, buffers, ignored modules and settings."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -17,15 +15,13 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     LocalStateDictConfig,
     MixedPrecision,
-    OptimStateKeyType,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
     StateDictType,
 )
-from torch.distributed.tensor import DTensor
 
-from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Two, Weight, assert_as_alone, gathered, inputs, wrapped
-from harness import Rank, World, assert_on_ranks, assert_same_all, requirement
+from fixtures.wrapped import STRATEGIES, Two, inputs, whole_tensors, wrapped
+from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
@@ -62,12 +58,6 @@ class Parts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a multiple of x."""
         return self.own.sum() * self.one(x) + self.two(x) + self.ignored(x)
-
-
-def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies of what is in a state dict, unsharded."""
-    found = {name: gathered(value) if isinstance(value, DTensor) else value for name, value in state.items()}
-    return {name: value.detach().cpu().clone() for name, value in found.items()}
 
 
 @requirement(
@@ -111,17 +101,19 @@ def test_names(world: World) -> None:
                     tensor = getattr(ignored, name)
                     assert state[f"ignored.{name}"].data_ptr() == tensor.data_ptr(), f"{what}: {name} is a copy"
                 # the second name of a shared buffer has its low precision, a known defect
-                found = {name: value for name, value in whole(state).items() if not (low and name == "same.kept")}
+                found = {
+                    name: value for name, value in whole_tensors(state).items() if not (low and name == "same.kept")
+                }
                 assert_same_all({name: Parts().state_dict()[name] for name in found}, found, what)
                 if step == 0:
                     model(inputs(rank)).sum().backward()
             alone = Parts(5.0)
-            alone.load_state_dict(whole(state))
+            alone.load_state_dict(whole_tensors(state))
             assert_same_all({**Parts().state_dict()}, {**alone.state_dict()}, f"{what}: loaded alone")
             other = made(rank, 7.0, original, root, checks, low)
             with FullyShardedDataParallel.state_dict_type(other, kind):
                 other.load_state_dict(state)
-                again = {name: value for name, value in whole(other.state_dict()).items() if name in found}
+                again = {name: value for name, value in whole_tensors(other.state_dict()).items() if name in found}
             assert_same_all({name: Parts().state_dict()[name] for name in again}, again, f"{what}: loaded")
 
     world.run(body)
@@ -184,329 +176,6 @@ def test_configs_of_others(world: World) -> None:
     world.run(body)
 
 
-class Model(nn.Module):
-    """Parameters in several modules, one of which no forward uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.idle = Weight(3, 9.0)
-        self.outer = Outer(5, 5.0, Weight(3, 3.0), Two())
-        self.last = Two()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a multiple of x."""
-        return self.outer(x) + self.last(x)
-
-
-def groups(model: Any, turned: bool) -> list[dict[str, Any]]:
-    """Return two groups of parameters with settings, in the modules' order or turned around."""
-    first, second = list(model.outer.parameters()), [*model.last.parameters(), *model.idle.parameters()]
-    if turned:
-        first, second = first[::-1], second[::-1]
-    return [{"params": first, "lr": 0.5}, {"params": second, "lr": 0.25, "weight_decay": 0.5}]
-
-
-def train(model: Any, optimizer: torch.optim.Optimizer, count: int, device: torch.device) -> None:
-    for step in range(count):
-        optimizer.zero_grad()
-        model(torch.full((1,), 1.0 + step, device=device)).sum().backward()
-        optimizer.step()
-
-
-@requirement(
-    "TP-STATE-08",
-    "Loading a saved optimizer state into a new optimizer restores every tensor, step count and group setting.",
-    source=f"{SOURCE}, optim_state_dict_to_load",
-)
-@requirement(
-    "TP-STATE-143",
-    "A saved optimizer state has one device's values and settings by the module's names, whatever FSDP modules or "
-    "order of parameters each rank has.",
-    source=f"{SOURCE}, rekey_optim_state_dict; test_fsdp_optim_state.py: test_optim_state_dict_nested, "
-    "test_save_load_without_0th_param_state",
-)
-@pytest.mark.world(2)
-def test_optimizers(world: World) -> None:
-    """Load it into modules that are wrapped otherwise, on one rank each, and into a module without FSDP."""
-
-    def body(rank: Rank) -> None:
-        warnings.simplefilter("ignore")
-        fsdp = FullyShardedDataParallel
-        alone_group = [dist.new_group([i]) for i in range(2)][rank.index]
-
-        def made(how: str, turned: bool, **options: Any) -> tuple[Any, torch.optim.Optimizer]:
-            model: Any = Model().to(rank.device)
-            if how != "alone":
-                model.idle = wrapped(rank, model.idle, **options)
-                if how == "inner":
-                    model.outer.others[1] = wrapped(rank, model.outer.others[1], **options)
-                model.outer = wrapped(rank, model.outer, **options)
-                if how == "inner":
-                    model.last = wrapped(rank, model.last, **options)
-            return model, torch.optim.Adam(groups(model, turned))
-
-        right, right_adam = made("alone", False)
-        train(right, right_adam, 3, rank.device)
-        names = {p: name for name, p in right.named_parameters()}
-        expected = {names[p]: {**state} for p, state in right_adam.state.items()}
-        settings = [
-            ({key: value for key, value in group.items() if key != "params"}, {names[p] for p in group["params"]})
-            for group in right_adam.param_groups
-        ]
-
-        def check(found: dict[str, Any], what: str) -> None:
-            assert sorted(found["state"]) == sorted(expected), f"{what}: {sorted(found['state'])}"
-            for name, state in expected.items():
-                assert_same_all(
-                    whole(state), whole({key: found["state"][name][key] for key in state}), f"{what}: {name}"
-                )
-            assert [
-                ({key: value for key, value in group.items() if key != "params"}, set(group["params"]))
-                for group in found["param_groups"]
-            ] == settings, what
-
-        cases = list(itertools.product((FULL, SHARDED), (True, False), STRATEGIES))
-        hows = itertools.cycle(itertools.product(("inner", "outer"), (False, True)))
-        for (kind, original, strategy), (how, turned) in zip(cases, hows, strict=False):
-            what = f"{kind}, {original=}, {strategy}, {how}, {turned=}"
-            options = {"use_orig_params": original, "sharding_strategy": strategy, "device_mesh": rank.mesh(2)}
-            model, adam = made(how, turned and rank.index == 1 and not original, **options)
-            assert fsdp.optim_state_dict(model, adam)["state"] == {}, what
-            train(model, adam, 3, rank.device)
-            optimizer_config = WHOLE if kind == FULL else None
-            fsdp.set_state_dict_type(model, kind, None, optimizer_config)
-            saved = fsdp.optim_state_dict(model, adam)
-            check(saved, what)
-            given = fsdp.optim_state_dict(model, adam, copy.deepcopy(adam.state_dict()))
-            check(given, f"{what}: given")
-            fresh = torch.optim.Adam(groups(model, turned and rank.index == 1 and not original))
-            fsdp.optim_state_dict_to_load(model, fresh, saved, load_directly=True)
-            check(fsdp.optim_state_dict(model, fresh), f"{what}: loaded directly")
-            if kind == FULL:
-                other, fresh = made(
-                    "outer" if how == "inner" else "inner", False, **options | {"use_orig_params": True}
-                )
-                fsdp.set_state_dict_type(other, kind, None, optimizer_config)
-                fresh.load_state_dict(fsdp.optim_state_dict_to_load(other, fresh, copy.deepcopy(saved)))
-                check(fsdp.optim_state_dict(other, fresh), f"{what}: wrapped otherwise")
-                if rank.index == 0:  # a group without rank 0 is refused, a known defect
-                    one, fresh = made(how, False, use_orig_params=False, process_group=alone_group)
-                    fsdp.set_state_dict_type(one, kind, None, optimizer_config)
-                    group = {"group": alone_group}
-                    fresh.load_state_dict(fsdp.optim_state_dict_to_load(one, fresh, copy.deepcopy(saved), **group))
-                    check(fsdp.optim_state_dict(one, fresh, **group), f"{what}: on one rank")
-                plain, fresh = made("alone", False)
-                by_number = fsdp.rekey_optim_state_dict(
-                    copy.deepcopy(saved), OptimStateKeyType.PARAM_ID, plain, optim=fresh
-                )
-                fresh.load_state_dict(by_number)
-                of = {p: name for name, p in plain.named_parameters()}
-                assert sorted(of[p] for p in fresh.state) == sorted(expected), what
-                for p, state in fresh.state.items():
-                    same_order = {key: state[key] for key in expected[of[p]]}
-                    assert_same_all(whole(expected[of[p]]), whole(same_order), f"{what}: without FSDP")
-
-    world.run(body)
-
-
-def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -> None:
-    """Save the state of an optimizer after two steps, compare it with one device's, load it, and train on."""
-    fsdp = FullyShardedDataParallel
-
-    def adam(model: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=0.5, foreach=False)
-
-    for kind in kinds:
-
-        def on_one(device: torch.device) -> dict[str, dict[str, Any]]:
-            alone = module().to(device)
-            of_alone = adam(alone)
-            train(alone, of_alone, 2, device)
-            names = {p: name for name, p in alone.named_parameters()}
-            return {names[p]: dict(state) for p, state in of_alone.state.items()}
-
-        expected, there = on_one(torch.device("cpu")), on_one(rank.device)
-        model = made()
-        of_model = adam(model)
-        train(model, of_model, 2, rank.device)
-        fsdp.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
-        saved = fsdp.optim_state_dict(model, of_model)
-        other = made()
-        fsdp.set_state_dict_type(other, kind, None, WHOLE if kind == FULL else None)
-        fresh = adam(other)
-        fresh.load_state_dict(fsdp.optim_state_dict_to_load(other, fresh, copy.deepcopy(saved)))
-        for when, state in (("saved", saved), ("loaded", fsdp.optim_state_dict(other, fresh))):
-            found = {name: whole(of) for name, of in state["state"].items()}
-            assert sorted(found) == sorted(expected), f"{what}, {kind}, {when}: {sorted(found)}"
-            for name, of in expected.items():
-                same_order = {key: found[name][key] for key in of}
-                where = f"{what}, {kind}, {when}: {name}"
-                assert_as_alone(whole(of), whole(there[name]), same_order, where, rounded=True)
-        train(other, fresh, 1, rank.device)
-
-
-@requirement(
-    "TP-STATE-301",
-    "A saved optimizer state has those of the parameters that are not frozen, and loads into another model with the "
-    "same ones.",
-    source=f"{SOURCE}, optim_state_dict_to_load",
-)
-@pytest.mark.world(2)
-def test_frozen_from_the_start(world: World) -> None:
-    """Freeze each choice of two parameters, or a module with both, of one FSDP module with four."""
-
-    def body(rank: Rank) -> None:
-        warnings.simplefilter("ignore")
-        ways = itertools.product(STRATEGIES, (("0.a",), ("0.a", "0.b"), ("0.b", "1.b")))
-        for (strategy, frozen), kind in zip(ways, itertools.cycle((FULL, SHARDED)), strict=False):
-
-            def module(frozen: tuple[str, ...] = frozen) -> nn.Module:
-                model = nn.Sequential(Two(2, 2), Two())
-                for name in frozen:
-                    model.get_parameter(name).requires_grad_(False)
-                return model
-
-            def made(module: Any = module, strategy: Any = strategy) -> Any:
-                options = {"use_orig_params": True, "device_mesh": rank.mesh(2)}
-                return wrapped(rank, module(), sharding_strategy=strategy, **options)
-
-            check_optimizer(rank, made, module, (kind,), f"{strategy}, {frozen}")
-
-    world.run(body)
-
-
-@requirement(
-    "TP-STATE-302",
-    "With a hybrid strategy, a saved optimizer state has one device's values, and is gathered over the ranks of one "
-    "replica alone.",
-    source=f"{SOURCE}; torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD",
-)
-@pytest.mark.needs(features=["hybrid"])
-@pytest.mark.world(4)
-def test_hybrid_optimizers(world: World) -> None:
-    """Shard over two of four ranks, by a mesh or by groups, with original parameters and without."""
-
-    def body(rank: Rank) -> None:
-        warnings.simplefilter("ignore")
-        pairs = [[dist.new_group(ranks) for ranks in way] for way in (((0, 1), (2, 3)), ((0, 2), (1, 3)))]
-        groups = (pairs[0][rank.index // 2], pairs[1][rank.index % 2])
-        for strategy, original, by_mesh in itertools.product(HYBRIDS, (True, False), (True, False)):
-            where = {"device_mesh": rank.mesh(2, 2)} if by_mesh else {"process_group": groups}
-            options = {"sharding_strategy": strategy, "use_orig_params": original, **where}
-
-            def made(options: dict[str, Any] = options) -> Any:
-                return wrapped(rank, nn.Sequential(Two(2, 2), Two()), **options)
-
-            def module() -> nn.Module:
-                return nn.Sequential(Two(2, 2), Two())
-
-            kinds = (FULL, SHARDED) if by_mesh else (FULL,)  # without a mesh, sharded states are ShardedTensors
-            check_optimizer(rank, made, module, kinds, f"{strategy}, {original=}, {by_mesh=}")
-
-    world.run(body)
-
-
-@requirement(
-    "TP-STATE-505",
-    "optim_state_dict with the group of FSDP's ranks has the states of all parameters, whether the world's first rank "
-    "is in the group or not.",
-    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict: group",
-)
-@pytest.mark.world(3)
-@pytest.mark.parametrize("case", ["original", "flat"])
-def test_group_of_states(world: World, case: str) -> None:
-    """Rank 0 is in one group and the others in another; only the latter's flat parameters are in the second case."""
-
-    def body(rank: Rank) -> None:
-        warnings.simplefilter("ignore")
-        group = [dist.new_group([0]), dist.new_group([1, 2])][min(rank.index, 1)]
-        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
-            if (original or rank.index == 0) != (case == "original"):
-                continue
-            model = wrapped(rank, Two(), use_orig_params=original, process_group=group)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-            model(torch.ones(1, device=rank.device)).sum().backward()
-            sgd.step()
-            FullyShardedDataParallel.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
-            saved = FullyShardedDataParallel.optim_state_dict(model, sgd, group=group)
-            assert sorted(saved["state"]) == ["a", "b"], f"{kind}, {original=}"
-
-    world.run(body)
-
-
-@requirement(
-    "TP-STATE-3005",
-    "With rank0_only, optim_state_dict_to_load takes the states from the first rank of its group.",
-    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: group; "
-    "torch.distributed.fsdp.FullOptimStateDictConfig.rank0_only",
-)
-@pytest.mark.world(3)
-@pytest.mark.parametrize("first", [0, 1], ids=["of the world's first rank", "of others"])
-def test_group_of_loaded_states(world: World, first: int) -> None:
-    """Two ranks are the group, and their first one alone has the states."""
-
-    def body(rank: Rank) -> list[str]:
-        warnings.simplefilter("ignore")
-        group = dist.new_group([first, first + 1])
-        if rank.index not in (first, first + 1):
-            return []
-        wrong = []
-        for original in (True, False):
-            model = wrapped(rank, Two(), use_orig_params=original, process_group=group)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-            state = {
-                "state": {name: {"momentum_buffer": torch.ones(p.shape)} for name, p in Two().named_parameters()},
-                "param_groups": [sgd.state_dict()["param_groups"][0] | {"params": ["a", "b"]}],
-            }
-            only = FullOptimStateDictConfig(rank0_only=True)
-            FullyShardedDataParallel.set_state_dict_type(model, FULL, None, only)
-            given = state if rank.index == first else {}
-            try:
-                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, sgd, given, group=group)
-                sgd.load_state_dict(loaded)
-                found = {float(x) for of in sgd.state.values() for x in of["momentum_buffer"].flatten()}
-                wrong += [] if found <= {1.0} else [f"{original=}: {found}"]
-            except ValueError as e:
-                wrong.append(f"{original=}: {e}")
-        return wrong
-
-    assert_on_ranks([[]] * world.size, world.run(body))
-
-
-@requirement(
-    "TP-STATE-3004",
-    "The state dict of an optimizer that has states of several dtypes for a parameter keeps the dtype of each.",
-    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict",
-)
-@pytest.mark.world(2)
-@pytest.mark.parametrize("original", [False, True], ids=["flat", "original"])
-def test_dtypes_of_states(world: World, original: bool) -> None:
-    """Each parameter has a copy in a higher precision, or in a lower one, beside its momentum."""
-
-    def body(rank: Rank) -> list[str]:
-        warnings.simplefilter("ignore")
-        wrong = []
-        for kind, dtype in itertools.product((FULL, SHARDED), (torch.bfloat16, torch.float16)):
-            model = wrapped(rank, Two(), use_orig_params=original)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-            for parameter in model.parameters():
-                if parameter.numel():
-                    copy = parameter.detach().to(dtype)
-                    sgd.state[parameter] = {"copy": copy, "momentum": torch.zeros_like(parameter)}
-            FullyShardedDataParallel.set_state_dict_type(model, kind, None, WHOLE if kind == FULL else None)
-            try:
-                state = FullyShardedDataParallel.optim_state_dict(model, sgd)["state"]["a"]
-                found = {name: value.dtype for name, value in state.items()}
-            except AssertionError as e:
-                wrong.append(f"{kind}: {e}")
-                continue
-            if found != {"copy": dtype, "momentum": torch.float32}:
-                wrong.append(f"{kind}: {found}")
-        return wrong
-
-    assert_on_ranks([[]] * world.size, world.run(body))
-
-
 @requirement(
     "TP-STATE-3200",
     "load_state_dict of a module under FSDP with strict=False returns missing and unexpected keys by the plain "
@@ -535,64 +204,5 @@ def test_keys_reported(world: World) -> None:
                 result = model.load_state_dict(state, strict=False)
                 what = f"{kind}, {original=}, {strategy}"
                 assert (result.missing_keys, result.unexpected_keys) == ([name], more), what
-
-    world.run(body)
-
-
-@requirement(
-    "TP-STATE-144",
-    "A saved optimizer state keeps numbers or None beside tensors, lacks groups if it was given none, and has states "
-    "of parameters that are frozen since.",
-    source=f"{SOURCE}; test_fsdp_optim_state.py: test_state_dict_with_none_tensor_state, test_no_grad, "
-    "test_optim_state_without_param_groups",
-)
-@pytest.mark.world(2)
-def test_other_values(world: World) -> None:
-    """Add values to the states of SGD with momentum and without, and freeze a parameter between two steps."""
-
-    def body(rank: Rank) -> None:
-        warnings.simplefilter("ignore")
-        fsdp = FullyShardedDataParallel
-        ways = itertools.product((FULL, SHARDED), (True, False), STRATEGIES, (0.0, 0.5))
-        for kind, original, strategy, momentum in ways:
-            what = f"{kind}, {original=}, {strategy}, {momentum=}"
-            options = {"use_orig_params": original, "sharding_strategy": strategy, "device_mesh": rank.mesh(2)}
-            model = wrapped(rank, Two(), **options)
-            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
-            train(model, sgd, 2, rank.device)
-            if original:
-                model.module.a.requires_grad_(False)
-                sgd.zero_grad()
-                model(inputs(rank)).sum().backward()
-                sgd.step()
-            state = copy.deepcopy(sgd.state_dict())
-            for i in range(len(state["param_groups"][0]["params"])):
-                state["state"].setdefault(i, {})
-                state["state"][i] |= {"number": 2.75, "nothing": None, "words": "some"}
-            kept = copy.deepcopy(state)
-            optimizer_config = WHOLE if kind == FULL else None
-            fsdp.set_state_dict_type(model, kind, None, optimizer_config)
-            saved = fsdp.optim_state_dict(model, sgd, state)
-            assert sorted(saved["state"]) == ["a", "b"], what
-            for name, values in saved["state"].items():
-                assert [values[key] for key in ("number", "nothing", "words")] == [2.75, None, "some"], what
-                if momentum:
-                    assert values["momentum_buffer"].shape == (4,), f"{what}: {name}"
-            loaded = fsdp.optim_state_dict_to_load(model, sgd, saved)
-            for i, values in loaded["state"].items():
-                right = kept["state"][i]
-                assert {k: v for k, v in values.items() if not torch.is_tensor(v)} == {
-                    k: v for k, v in right.items() if not torch.is_tensor(v)
-                }, what
-                assert_same_all(
-                    {k: v for k, v in right.items() if torch.is_tensor(v)},
-                    {k: v for k, v in values.items() if torch.is_tensor(v)},
-                    what,
-                )
-            without = {"state": copy.deepcopy(kept["state"])}
-            again = fsdp.optim_state_dict(model, sgd, without)
-            assert "param_groups" not in again, what
-            again = fsdp.optim_state_dict_to_load(model, sgd, again)
-            assert sorted(again["state"]) == sorted(loaded["state"]), what
 
     world.run(body)
