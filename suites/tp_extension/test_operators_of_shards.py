@@ -115,11 +115,19 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "index_add_ of columns": (lambda x, i, y: x.index_add_(1, i, y), ((COLUMNS, R), (R, ROWS))),
         "index_copy_": (lambda x, i, y: x.index_copy_(0, i, y), ((ROWS, R), (ROWS, ROWS))),
     },
+    "masked-or-divided": {
+        "masked_fill_": (lambda x, i, y: x.masked_fill_(y > 4, y.new_tensor(9.0)), ((R, ROWS), (R, COLUMNS))),
+        "floor_divide_": (lambda x, i, y: x.copy_((x * 9).long().floor_divide_(i.sum())), ((ROWS, R), (COLUMNS, R))),
+    },
     "scattered-rows": {
         "scatter_add_": (lambda x, i, y: x.scatter_add_(0, i.expand(4, 4), y), ((ROWS, R), (ROWS, ROWS))),
         "scatter_add_ of columns": (lambda x, i, y: x.scatter_add_(1, i.expand(4, 4), y), ((COLUMNS, R),)),
     },
     "others": {
+        "masked_fill_": (lambda x, i, y: x.masked_fill_(y > 4, y.new_tensor(9.0)), ((ROWS, ROWS), (ROWS, R))),
+        "masked_fill_ of a number": (lambda x, i, y: x.masked_fill_(y > 4, 9.0), ((R, ROWS), (ROWS, R))),
+        "floor_divide_": (lambda x, i, y: x.copy_((x * 9).long().floor_divide_(i.sum())), ((R, R),)),
+        "floor_divide": (lambda x, i, y: x.copy_((x * 9).long().floor_divide(i.sum())), ((R, R), (ROWS, R))),
         "index_add_": (lambda x, i, y: x.index_add_(0, i, y), ((R, R),)),
         "index_copy_": (lambda x, i, y: x.index_copy_(0, i, y), ((R, R),)),
         "scatter_add_": (lambda x, i, y: x.scatter_add_(0, i.expand(4, 4), y), ((R, R),)),
@@ -127,7 +135,7 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "scatter_add": (lambda x, i, y: x.copy_(x.scatter_add(0, i.expand(4, 4), y)), ((ROWS, R), (ROWS, ROWS))),
     },
 }
-"""Operators that write by indices, with the placements of what they write into and of what they read."""
+"""Operators that write by indices or in place, with the placements of what they write into and of what they read."""
 
 
 @requirement(
