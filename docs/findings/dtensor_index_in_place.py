@@ -1,4 +1,4 @@
-# index_add_ and index_copy_ along a sharded dimension are silently lost: the DTensor has placements unlike its part
+# index_add_, index_copy_ and masked_fill_ by a tensor are silently lost: a DTensor has placements unlike its part
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_index_in_place.py

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from fixtures.tensors import moved
-from harness import Rank, World, assert_same, requirement, spmd
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, ROOTED, Case, inputs, outputs
-from harness.stacks.collectives import issue
+from harness.stacks.collectives import functional, issue
 
 Call = Callable[..., Any]
 
@@ -240,3 +240,38 @@ def test_undefined_for_complex(rank: Rank) -> None:
             assert t.tolist() == [1, 1], f"{op}, call {number}"
     dist.all_reduce(t)
     assert t.tolist() == [2, 2]
+
+
+FUNCTIONAL: dict[str, Call] = {
+    "all_reduce": lambda t, op: functional.all_reduce(t, op, dist.group.WORLD),
+    "all_reduce_coalesced": lambda t, op: functional.all_reduce_coalesced([t], op, dist.group.WORLD)[0],
+    "reduce_scatter_tensor": lambda t, op: functional.reduce_scatter_tensor(t, op, 0, dist.group.WORLD),
+    "reduce_scatter_tensor_coalesced": lambda t, op: functional.reduce_scatter_tensor_coalesced(
+        [t], op, [0], dist.group.WORLD
+    )[0],
+}
+"""Functional reductions of a tensor by an operation."""
+
+
+@requirement(
+    "COLL-CALL-04",
+    "A reduction that is undefined for complex numbers is refused in every form, before anything is sent.",
+    source="torch.distributed: supports_complex",
+)
+@pytest.mark.parametrize("collective", FUNCTIONAL)
+@pytest.mark.world(2)
+def test_functional_undefined_for_complex(world: World, collective: str) -> None:
+    """Every operation without a meaning in a functional form, of numbers whose parts aren't reduced alone."""
+
+    def body(rank: Rank) -> list[str]:
+        accepted = []
+        for op in ("product", "min", "max"):
+            given = torch.full((2,), complex(rank.index + 1, 1), dtype=torch.complex64, device=rank.device)
+            try:
+                found = functional.wait_tensor(FUNCTIONAL[collective](given, op))  # type: ignore[no-untyped-call]
+            except (TypeError, ValueError, RuntimeError):
+                continue
+            accepted.append(f"{op} is {found.tolist()}")
+        return accepted
+
+    assert_on_ranks([[]] * world.size, world.run(body))

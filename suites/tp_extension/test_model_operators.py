@@ -554,6 +554,63 @@ def test_complex_numbers(world: World, family: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+CONJUGATES: dict[str, dict[str, Operator]] = {
+    "biases": {
+        "addmm": lambda c, a, b: torch.addmm(c.conj(), a, b),
+        "baddbmm": lambda c, a, b: torch.baddbmm(c.conj().unsqueeze(0), a.unsqueeze(0), b.unsqueeze(0)),
+        "linear": lambda c, a, b: functional.linear(a, b, c[0].conj()),
+    },
+    "factors": {
+        "by a conjugate": lambda c, a, b: a @ b.conj(),
+        "of a conjugate": lambda c, a, b: a.conj() @ b,
+        "of batches": lambda c, a, b: a.unsqueeze(0) @ b.unsqueeze(0).conj(),
+    },
+    "adjoints": {
+        "by an adjoint": lambda c, a, b: a @ b.mH,
+        "of an adjoint": lambda c, a, b: a.mH @ b,
+        "of a vector": lambda c, a, b: a.mH @ b[0],
+        "dot": lambda c, a, b: torch.dot(a[0], b[0].conj()),
+        "vdot": lambda c, a, b: torch.vdot(a[0], b[0]),
+    },
+    "others": {
+        "sum": lambda c, a, b: a.conj() + b,
+        "resolved": lambda c, a, b: a @ b.conj().resolve_conj(),
+        "of rows": lambda c, a, b: a.conj().sum(0) * b,
+        "cat": lambda c, a, b: torch.cat([a.conj(), b]),
+        "where": lambda c, a, b: torch.where(a.real > 1, a, b.conj()),
+        "cumsum": lambda c, a, b: a.conj().cumsum(0) - b,
+    },
+}
+"""Operators on a bias and two matrices, of which one is a view with its conjugate bit set."""
+
+
+@requirement(
+    "TP-MODEL-3550",
+    "An operator on lazily conjugated DTensors gives the result of lazily conjugated plain tensors.",
+    source=f"{SOURCE}; torch.Tensor.conj: a view with its conjugate bit set",
+)
+@pytest.mark.parametrize("family", CONJUGATES)
+@pytest.mark.world(2)
+def test_conjugates(world: World, family: str) -> None:
+    """Operands are replicated, or have their rows or columns sharded."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        bias, x, y = (torch.complex(floats(4, 4, start=i), floats(4, 4, start=i + 1)).to(rank.device) for i in range(3))
+        layouts = list(itertools.product((Replicate(), Shard(0), Shard(1)), repeat=2))
+        for (name, operator), (one, other) in itertools.product(CONJUGATES[family].items(), layouts):
+            operands = [distributed(z, of, rank, mesh) for z, of in ((bias, Replicate()), (x, one), (y, other))]
+            try:
+                found = operator(*operands)
+                if not right(operator(bias, x, y), found):
+                    wrong.append(f"{name}, {one} and {other}: conjugate or value is wrong")
+            except RuntimeError as error:
+                wrong.append(f"{name}, {one} and {other}: {str(error).splitlines()[0]}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 DEEP: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Shard(0)),
     (Shard(0), Shard(1)),

@@ -119,11 +119,19 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "index_add_ of columns": (lambda x, i, y: x.index_add_(1, i, y), ((COLUMNS, R), (R, ROWS))),
         "index_copy_": (lambda x, i, y: x.index_copy_(0, i, y), ((ROWS, R), (ROWS, ROWS))),
     },
+    "masked-or-divided": {
+        "masked_fill_": (lambda x, i, y: x.masked_fill_(y > 4, y.new_tensor(9.0)), ((R, ROWS), (R, COLUMNS))),
+        "floor_divide_": (lambda x, i, y: x.copy_((x * 9).long().floor_divide_(i.sum())), ((ROWS, R), (COLUMNS, R))),
+    },
     "scattered-rows": {
         "scatter_add_": (lambda x, i, y: x.scatter_add_(0, i.expand(4, 4), y), ((ROWS, R), (ROWS, ROWS))),
         "scatter_add_ of columns": (lambda x, i, y: x.scatter_add_(1, i.expand(4, 4), y), ((COLUMNS, R),)),
     },
     "others": {
+        "masked_fill_": (lambda x, i, y: x.masked_fill_(y > 4, y.new_tensor(9.0)), ((ROWS, ROWS), (ROWS, R))),
+        "masked_fill_ of a number": (lambda x, i, y: x.masked_fill_(y > 4, 9.0), ((R, ROWS), (ROWS, R))),
+        "floor_divide_": (lambda x, i, y: x.copy_((x * 9).long().floor_divide_(i.sum())), ((R, R),)),
+        "floor_divide": (lambda x, i, y: x.copy_((x * 9).long().floor_divide(i.sum())), ((R, R), (ROWS, R))),
         "index_add_": (lambda x, i, y: x.index_add_(0, i, y), ((R, R),)),
         "index_copy_": (lambda x, i, y: x.index_copy_(0, i, y), ((R, R),)),
         "scatter_add_": (lambda x, i, y: x.scatter_add_(0, i.expand(4, 4), y), ((R, R),)),
@@ -131,7 +139,7 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "scatter_add": (lambda x, i, y: x.copy_(x.scatter_add(0, i.expand(4, 4), y)), ((ROWS, R), (ROWS, ROWS))),
     },
 }
-"""Operators that write by indices, with the placements of what they write into and of what they read."""
+"""Operators that write by indices or in place, with the placements of what they write into and of what they read."""
 
 
 @requirement(
@@ -159,6 +167,51 @@ def test_written_by_index(world: World, kind: str) -> None:
                     continue
                 if own.placements != (layout,) or not right(plain, own):
                     wrong.append(f"{name} into {layout}: {tuple(own.to_local().shape)} of {own.placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+UNADDED: dict[str, dict[str, tuple[Operator, Callable[..., Any]]]] = {
+    "vectors": {
+        "addmv": (lambda c, a, b: torch.addmv(c[0], a, b[0], beta=0), lambda a, b: a @ b[0]),
+        "addr": (lambda c, a, b: torch.addr(c, a[0], b[0], beta=0), lambda a, b: torch.outer(a[0], b[0])),
+    },
+    "others": {
+        "addmm": (lambda c, a, b: torch.addmm(c, a, b, beta=0), lambda a, b: a @ b),
+        "addmm to a row": (lambda c, a, b: torch.addmm(c[0], a, b, beta=0), lambda a, b: a @ b),
+        "baddbmm": (lambda c, a, b: torch.baddbmm(c[None], a[None], b[None], beta=0), lambda a, b: (a @ b)[None]),
+        "addmv with a factor": (lambda c, a, b: torch.addmv(b[0], a, b[1], beta=2), lambda a, b: a @ b[1] + 2 * b[0]),
+    },
+}
+"""Operators on a tensor that they ignore, if so told, and two matrices; and what they compute."""
+
+
+@requirement(
+    "TP-OP-3551",
+    "With beta=0 a product of DTensors ignores the tensor that it would be added to, in any placements.",
+    source=f"{SOURCE}; torch.addmv, addmm, baddbmm, addr: beta: 'If beta is 0, then the content of input will be "
+    "ignored, and nan and inf in it will not be propagated'",
+)
+@pytest.mark.parametrize("kind", UNADDED)
+@pytest.mark.world(2)
+def test_unadded(world: World, kind: str) -> None:
+    """The tensor that is ignored is replicated, and has no numbers; the matrices have each placement."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        x, y = (z.to(rank.device) for z in (floats(4, 4), floats(4, 4, start=3)))
+        unused = torch.full_like(x, torch.nan)
+        for name, (operator, plain) in UNADDED[kind].items():
+            for one, other in itertools.product((R, ROWS, COLUMNS), repeat=2):
+                own = [distributed(z, of, rank, rank.mesh()) for z, of in ((unused, R), (x, one), (y, other))]
+                try:
+                    found = operator(*own)
+                except RuntimeError as error:
+                    wrong.append(f"{name} of {one} and {other}: {str(error).splitlines()[0]}")
+                    continue
+                if not right(plain(x, y), found):
+                    wrong.append(f"{name} of {one} and {other} is {found.full_tensor().tolist()}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
