@@ -183,7 +183,25 @@ VALUES: dict[str, Case] = {
 }
 """Operators of empty, complex, infinite and undefined values, and of factors that are 0."""
 
-SUBJECTS = {"formats": FORMATS, "strides": STRIDES, "dtypes": DTYPES, "values": VALUES}
+JOINED: dict[str, Case] = {
+    f"cat of an empty {e.dtype} and two": (lambda e, x, y: torch.cat([e, x, y]), (e, numbers(2, 3), numbers(2, 3)))
+    for e in (torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.int64))
+}
+"""Two tensors joined with an empty one, which counts for the dtype."""
+
+LABELED: dict[str, Case] = {
+    "multilabel_margin_loss": (nnf.multilabel_margin_loss, (numbers(4), torch.tensor([3, 0, -1, 1]))),
+}
+"""Losses of labels that end before the others."""
+
+SUBJECTS = {
+    "formats": FORMATS,
+    "strides": STRIDES,
+    "dtypes": DTYPES,
+    "values": VALUES,
+    "joined": JOINED,
+    "labeled": LABELED,
+}
 
 BINS = torch.tensor([1, 2, 1])
 
