@@ -181,6 +181,12 @@ def data_in_graphs() -> AbstractContextManager[Any]:
     return context
 
 
+def recurrent_in_graphs() -> AbstractContextManager[Any]:
+    """Return a context in which graphs have LSTM, GRU and RNN."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(allow_rnn=True)
+    return context
+
+
 def read(tensor: torch.Tensor, least: int, most: int) -> Any:
     """Return the whole number that a tensor has, and let the compiler know that it is from ``least`` to ``most``."""
     number, check = tensor.item(), cast(Any, torch._check)
