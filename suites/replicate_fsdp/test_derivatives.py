@@ -84,8 +84,8 @@ def test_steps_before_backward(world: World, name: str) -> None:
     """Add up squares of managed parameters, take a step, and go backward; the gradients are those of the old values."""
 
     def body(rank: Rank) -> None:
-        forms: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}]
-        for (way, manage), form in itertools.product(ways(rank).items(), forms):
+        forms: list[dict[str, bool]] = [{"foreach": True}, {"foreach": False}, {"foreach": True}]
+        for (way, manage), form in zip(ways(rank).items(), forms, strict=True):
             model: Any = manage(nn.Linear(4, 2, device=rank.device))
             optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.5, **form)
             before = [replicate_fsdp.whole(p).detach().clone() for p in model.parameters()]
