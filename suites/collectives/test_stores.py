@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.utils.store import barrier, get_all, synchronize
 
 from fixtures.beginnings import started
 from harness import Rank, World, assert_on_ranks, requirement
@@ -962,5 +964,30 @@ def test_barrier_of_a_prefix(world: World) -> None:
             thread.join()
             assert not waits, f"{through=}: still there after {5 * SECONDS} s"
             assert errors
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-STORE-3500",
+    "Functions of torch.distributed.elastic for stores exchange data within their timeout, and leave the store's own.",
+    source="torch/distributed/elastic/utils/store.py: synchronize, barrier, get_all, store_timeout",
+)
+@pytest.mark.world(2)
+def test_exchanges(world: World, tmp_path: Path) -> None:
+    """Exchange data of each rank twice over every store, with a timeout that is longer or shorter than the store's."""
+
+    def body(rank: Rank) -> None:
+        for (name, store), seconds in itertools.product(stores(rank, tmp_path).items(), (10, 300)):
+            what = f"{name}, {seconds}"
+            right = [f"{what}: rank {other}".encode() for other in range(rank.size)]
+            mine = right[rank.index]
+            assert synchronize(store, mine, rank.index, rank.size, f"synchronize {what}", timeout=seconds) == right
+            assert store.timeout == LONG, what
+            barrier(store, rank.size, f"barrier {what}", barrier_timeout=seconds)
+            assert store.timeout == LONG, what
+            store.set(f"all {what}{rank.index}", mine)
+            assert get_all(store, rank.index, f"all {what}", rank.size) == right
+            assert store.timeout == LONG, what
 
     world.run(body)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import update_bn
 
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.training import launched, since
@@ -274,5 +275,36 @@ def test_not_synchronized(world: World) -> None:
                 assert (levels[0] == levels[1]) == bool(synced), options
                 if not synced:
                     assert module.level.tolist() == [level + (1 + rank.index) ** 2] * 2, options
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-BUF-3500",
+    "update_bn fills the running statistics that a replicated module has, so that DDP broadcasts them from then on.",
+    source=f"{SOURCE}; torch.optim.swa_utils.update_bn",
+)
+@pytest.mark.world(2)
+def test_updated_statistics(world: World) -> None:
+    """Update norms of every kind twice with other data on each rank, and train; ranks then have those of rank 0."""
+
+    def body(rank: Rank) -> None:
+        norms = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2, momentum=None))
+        model: Any = DistributedDataParallel(norms.to(rank.device))
+        before = dict(model.named_buffers())
+        for number in range(2):
+            x = torch.tensor([[1.0, 2.0], [3.0, 8.0]], device=rank.device) + 4 * rank.index + number
+            update_bn([x], model)
+            after = dict(model.named_buffers())
+            assert after.keys() == before.keys()
+            assert all(after[name] is before[name] for name in before), number
+            assert torch.equal(norms[0].running_mean, x.mean(0)), number
+            assert int(norms[0].num_batches_tracked) == 1, number
+            for _ in range(2):  # the first forward after one without gradients broadcasts nothing
+                model(torch.zeros(2, 2, device=rank.device)).sum().backward()
+            ours = [buffer.clone() for buffer in model.buffers()]
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+            assert all(map(torch.equal, ours, model.buffers())), number
 
     world.run(body)

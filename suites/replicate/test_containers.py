@@ -24,6 +24,12 @@ class Pair(NamedTuple):
     second: Any
 
 
+class OwnPair(Pair):
+    """A named tuple of a class of its own."""
+
+    __slots__ = ()
+
+
 class Words(dict[str, Any]):
     """A dict with attributes, as model libraries return them."""
 
@@ -62,6 +68,7 @@ MAKES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "numbered": lambda x, y: {2: y, 1: x},
     "ordered": lambda x, y: OrderedDict(y=y, x=x),
     "named": lambda x, y: Pair(x, y),
+    "own named": lambda x, y: OwnPair(x, y),
     "nested": lambda x, y: {"pair": Pair([x], ({"y": y}, None)), "text": "text", "number": 3, "flag": True},
     "of torch": lambda x, y: most(torch.stack([x + y, x + y - 1])),
     "words": lambda x, y: Words(y=y, x=x),

@@ -1,10 +1,9 @@
-"""Optimizers, schedules of their rates and gradient scalers, of sharded and of replicated parameters."""
+"""Optimizers and gradient scalers, of sharded and of replicated parameters."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler, swa_utils
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
@@ -177,79 +175,78 @@ def test_names_kept(world: World) -> None:
     world.run(body)
 
 
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.5**epoch),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.5),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3], 0.5),
-    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 2),
-    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, 3),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4, 2.0),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 3, 0.125),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.25, 1.0, 2, cycle_momentum=False),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=8),
-    "SWALR": lambda o: swa_utils.SWALR(o, 0.125, 3),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.5)], [2]
-    ),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.5)]
-    ),
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ASGD": {"lambd": 4.0, "t0": 1},
+    "NAdam": {"decoupled_weight_decay": True},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Adagrad": {"lr_decay": 0.25},
+    "SGD": {"momentum": 0.5, "dampening": 0.25},
 }
-"""Schedules of learning rates, by their classes."""
-
-
-def scheduled(model: Any, name: str, as_tensor: bool) -> tuple[torch.optim.Optimizer, Any]:
-    """Create SGD of two groups, whose rates are 1 and 0.5, with a schedule."""
-    rates = [torch.tensor(rate) if as_tensor else rate for rate in (1.0, 0.5)]
-    groups = [{"params": [p], "lr": rate} for p, rate in zip(model.parameters(), rates, strict=True)]
-    sgd = torch.optim.SGD(groups, momentum=0.5)
-    return sgd, SCHEDULES[name](sgd)
+"""Options with which a step depends on the steps before."""
 
 
 @requirement(
-    "RFSDP-RATE-3200",
-    "A scheduled learning rate that is a tensor stays one, with the values of a rate that is a number.",
-    source="torch.optim.lr_scheduler; torch.optim.SGD: lr (float, Tensor)",
+    "RFSDP-OPTIM-3500",
+    "The forms of an optimizer, as foreach or fused, take the same steps up to rounding.",
+    source="torch.optim: foreach, fused",
 )
-@requirement(
-    "RFSDP-RATE-3201",
-    "A schedule whose state is saved and read with weights_only=True goes on in another schedule as it would have.",
-    source="torch.optim.lr_scheduler.LRScheduler: state_dict, load_state_dict; torch.load: weights_only",
-)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "SGD"])
 @pytest.mark.world(2)
-def test_schedules(world: World, name: str) -> None:
-    """Six steps of two groups with other rates; save and load after three of them."""
+def test_forms(world: World, name: str) -> None:
+    """Take five steps with options of all kinds; the second parameter gets its first gradient in the third."""
 
     def body(rank: Rank) -> None:
-        model = layer(rank, ways(rank)["sharded"])
-        seen: dict[bool, list[list[float]]] = {}
-        for as_tensor in (False, True):
-            sgd, schedule = scheduled(model, name, as_tensor)
-            seen[as_tensor] = []
-            for step in range(6):
-                give(model, 1.0, 1.0)
-                sgd.step()
-                schedule.step()
-                seen[as_tensor].append([float(group["lr"]) for group in sgd.param_groups])
-                assert [torch.is_tensor(group["lr"]) for group in sgd.param_groups] == [as_tensor] * 2, step
-                if step == 2:
-                    file = io.BytesIO()
-                    torch.save({"rates": schedule.state_dict(), "sgd": sgd.state_dict()}, file)
-            file.seek(0)
-            saved = torch.load(file, weights_only=True)
-            other, again = scheduled(model, name, as_tensor)
-            other.load_state_dict(saved["sgd"])
-            again.load_state_dict(saved["rates"])
-            for step in range(3, 6):
-                other.step()
-                again.step()
-                found = [float(group["lr"]) for group in other.param_groups]
-                torch.testing.assert_close(found, seen[as_tensor][step], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(seen[True], seen[False], rtol=1e-6, atol=1e-6)
+        forms = [form for form in FORMS if "fused" not in form or name in ("Adam", "AdamW")]
+        cases = ((0.0, False), (0.25, False), (0.25, True))
+        for (decay, maximize), (way, manage) in zip(cases, ways(rank).items(), strict=True):
+            found = []
+            for form in forms:
+                model = layer(rank, manage)
+                words = {"lr": 2.0**-3, "weight_decay": decay, "maximize": maximize, **SETTINGS.get(name, {}), **form}
+                optimizer = getattr(torch.optim, name)(model.parameters(), **words)
+                for step in range(5):
+                    give(model, 1.0 - step, 2.0)
+                    if step < 2:
+                        model.bias.grad = None
+                    optimizer.step()
+                found.append(parameters(model))
+            near = 64 * torch.finfo(torch.float32).eps
+            for form, values in zip(forms, found, strict=True):
+                what = f"{way}, {decay=}, {maximize=}, {form}"
+                torch.testing.assert_close(values, found[0], rtol=near, atol=near, msg=lambda t, w=what: f"{w}: {t}")
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-OPTIM-3501",
+    "An optimizer of any form takes parameters on the meta device, and steps once they have memory.",
+    source="torch.optim: fused; torch.nn.Module.to_empty",
+)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adagrad"])  # which has a state at once
+@pytest.mark.world(2)
+def test_made_on_meta(world: World, name: str) -> None:
+    """Create it before the parameters get memory, and compare two steps with those of one created after that."""
+
+    def body(rank: Rank) -> None:
+        for (way, manage), form in zip(ways(rank).items(), FORMS, strict=True):
+            if "fused" in form and name not in ("Adam", "AdamW"):
+                continue
+            right = layer(rank, manage)
+            with torch.device("meta"):
+                model: Any = nn.Linear(4, 2)
+            manage(model)
+            early = OPTIMIZERS[name](model.parameters(), lr=2.0**-3, **form)
+            model.to_empty(device=rank.device)
+            nn.init.ones_(model.weight)
+            nn.init.zeros_(model.bias)
+            late = OPTIMIZERS[name](right.parameters(), lr=2.0**-3, **form)
+            for step in range(2):
+                for trained, optimizer in ((model, early), (right, late)):
+                    give(trained, 1.0 + step, -2.0)
+                    optimizer.step()
+            for key, value in parameters(right).items():
+                assert torch.equal(parameters(model)[key], value), f"{way}, {form}, {key}"
 
     world.run(body)
 

@@ -102,3 +102,31 @@ def test_none(world: World, way: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-SECOND-3500",
+    "The zeros that autograd.grad materializes for a DTensor are placed as it, and require a gradient only if a graph "
+    "is created.",
+    source="torch.autograd.grad: materialize_grads, create_graph; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.world(2)
+def test_materialized(world: World) -> None:
+    """Differentiate by a tensor that the output uses and by one that it does not, plain or placed."""
+
+    def body(rank: Rank) -> None:
+        whole = torch.arange(1.0, 17.0, device=rank.device).reshape(4, 4)
+        for placement, graph in itertools.product((None, *PLACEMENTS), (False, True)):
+            tensors = [whole if placement is None else distribute_tensor(whole, rank.mesh(), [placement])] * 2
+            used, unused = (tensor.clone().requires_grad_() for tensor in tensors)
+            output = plain((used**3).sum())
+            found = torch.autograd.grad(output, (used, unused), create_graph=graph, materialize_grads=True)
+            what = f"{placement}, {graph=}"
+            assert [gradient.requires_grad for gradient in found] == [graph, graph], what
+            for gradient, right in zip(found, (3 * whole**2, torch.zeros_like(whole)), strict=True):
+                assert torch.equal(plain(gradient), right), what
+                assert isinstance(gradient, DTensor) == (placement is not None), what
+            if isinstance(found[1], DTensor):
+                assert found[1].placements == (placement,), what
+
+    world.run(body)
