@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
-from torch.nn.utils.parametrizations import weight_norm
 
 from fixtures.operators import Operator, close, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS
-from harness import Rank, World, assert_on_ranks, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
@@ -401,37 +398,6 @@ def test_gradients_of_diagonals(world: World, kind: str) -> None:
                 assert plain.grad is not None
                 if not right(plain.grad, own.grad):
                     wrong.append(f"{name} of {layout}")
-        return wrong
-
-    assert_on_ranks([[]] * world.size, world.run(body))
-
-
-@requirement(
-    "TP-OP-3710",
-    "A normed weight that is a DTensor has the plain weight's values, however it is sharded.",
-    source="torch.nn.utils.parametrizations: weight_norm; torch.distributed.tensor.DTensor",
-)
-@pytest.mark.parametrize("along", ["the norm", "the other dimension"])
-@pytest.mark.world(2)
-def test_normed_weights(world: World, along: str) -> None:
-    """Norm rows or columns of weights that two ranks divide evenly or not."""
-
-    def body(rank: Rank) -> list[str]:
-        wrong = []
-        for shape, normed in itertools.product(((4, 6), (3, 5), (5, 4)), (0, 1)):
-            plain = nn.Linear(shape[1], shape[0], bias=False, dtype=torch.float64, device=rank.device)
-            with torch.no_grad():
-                plain.weight.copy_(dyadic(*shape, key=shape, dtype=torch.float64))
-            sharded = copy.deepcopy(plain)
-            layout = Shard(normed if along == "the norm" else 1 - normed)
-            weight = distribute_tensor(plain.weight.detach(), rank.mesh(), [layout], src_data_rank=None)
-            sharded.weight = nn.Parameter(weight)
-            for layer in (plain, sharded):
-                weight_norm(layer, dim=normed)
-            with torch.no_grad():  # their gradients have no sharding strategy
-                given: Any = sharded.weight
-            if not torch.allclose(given.full_tensor(), plain.weight):
-                wrong.append(f"{shape}, normed along {normed}, {layout}: {given.full_tensor().tolist()}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, dyadic, requirement
 
 PLACED: list[Placement] = [Replicate(), Shard(0), Shard(1)]
 
@@ -119,3 +121,34 @@ def test_parametrized(world: World, kind: str) -> None:
             assert torch.equal(whole(weight.grad), torch.ones_like(right)), what
 
     world.run(body)
+
+
+@requirement(
+    "TP-OP-3710",
+    "A normed weight that is a DTensor has the plain weight's values, however it is sharded.",
+    source="torch.nn.utils.parametrizations: weight_norm; torch.distributed.tensor.DTensor",
+)
+@pytest.mark.parametrize("along", ["the norm", "the other dimension"])
+@pytest.mark.world(2)
+def test_normed_weights(world: World, along: str) -> None:
+    """Norm rows or columns of weights that two ranks divide evenly or not."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for shape, normed in itertools.product(((4, 6), (3, 5), (5, 4)), (0, 1)):
+            plain = nn.Linear(shape[1], shape[0], bias=False, dtype=torch.float64, device=rank.device)
+            with torch.no_grad():
+                plain.weight.copy_(dyadic(*shape, key=shape, dtype=torch.float64))
+            sharded = copy.deepcopy(plain)
+            layout = Shard(normed if along == "the norm" else 1 - normed)
+            weight = distribute_tensor(plain.weight.detach(), rank.mesh(), [layout], src_data_rank=None)
+            sharded.weight = nn.Parameter(weight)
+            for layer in (plain, sharded):
+                weight_norm(layer, dim=normed)
+            with torch.no_grad():  # their gradients have no sharding strategy
+                given: Any = sharded.weight
+            if not torch.allclose(given.full_tensor(), plain.weight):
+                wrong.append(f"{shape}, normed along {normed}, {layout}: {given.full_tensor().tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
