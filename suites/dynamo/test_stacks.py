@@ -266,7 +266,9 @@ class TwoNames(OwnLayers):
         self.level.add_(1)
         first: Any = self.first
         h = checkpoint(first, x, use_reentrant=False) if self.checkpointed else first(x)
-        result: torch.Tensor = self.second(torch.relu(self.shifted(h, first.level))) + self.level.sum()
+        result: torch.Tensor = (
+            self.second(torch.relu(self.shifted(self.scaled(h, 3.0), first.level))) + self.level.sum()
+        )
         return result
 
 
