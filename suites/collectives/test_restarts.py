@@ -53,6 +53,27 @@ def test_start_again_out_of_step(rank: Rank) -> None:
 
 
 @requirement(
+    "COLL-LIFE-3659",
+    "destroy_process_group of the default group destroys all groups of its world, as without a group, and another "
+    "world can begin.",
+    source="torch.distributed.destroy_process_group: group, 'if group.WORLD is given, all process groups'",
+)
+@pytest.mark.parametrize("given", [True, False], ids=["given", "none"])
+@spmd(2, timeout=120)
+def test_default_group_is_given(rank: Rank, given: bool) -> None:
+    """Destroy three worlds in turn, in which there was another group, with the default group as the argument or not."""
+    for cycle in range(3):
+        dist.barrier()
+        other = dist.new_group([0, 1])
+        dist.destroy_process_group(dist.group.WORLD if given else None)
+        assert not dist.is_initialized()
+        with pytest.raises((ValueError, RuntimeError, AssertionError, KeyError)):
+            dist.get_process_group_ranks(other)
+        started(rank, f"given-{cycle}", rank.index, 2)
+        assert_usable(None, [0, 1], rank.index, rank.device)
+
+
+@requirement(
     "COLL-LIFE-07",
     "The default group can be destroyed and initialized again with fresh keys, on the same store, or at the same "
     "address.",

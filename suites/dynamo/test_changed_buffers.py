@@ -1,4 +1,4 @@
-"""Buffers that an autograd.Function changes in its forward, in its backward or in both, compiled."""
+"""Buffers that compiled code changes in forwards, or an autograd.Function in its forward, its backward or in both."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd import Function
+from torch.nn.parallel import DistributedDataParallel
 
 from harness import Rank, World, assert_on_ranks, requirement
-from harness.stacks import dynamo
+from harness.stacks import dynamo, replicate, replicate_fsdp
 from harness.stacks.collectives import functional
 from suites.dynamo.backends import INDUCTOR
 
@@ -115,3 +117,71 @@ def test_changed_in_a_pass(world: World, how: str, of: str) -> None:
         return [each for each in found if each[0] != each[1]]
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+def added(module: Any) -> None:
+    module.level.add_(module.own)
+
+
+def multiplied(module: Any) -> None:
+    with torch.no_grad():
+        module.level *= 2
+
+
+def assigned(module: Any) -> None:
+    module.level = module.level + module.own
+
+
+def filled(module: Any) -> None:
+    module.level.fill_(3.0)
+
+
+class Leveled(nn.Module):
+    """Multiply by a weight and by a buffer that a function changes first."""
+
+    def __init__(self, change: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.weight, self.change = nn.Parameter(torch.ones(2)), change
+        self.register_buffer("level", torch.ones(2))
+        self.register_buffer("own", torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self)
+        result: torch.Tensor = x * self.weight * self.level
+        return result
+
+
+@requirement(
+    "DYN-BUFFER-3667",
+    "Gradients of a compiled replicated module use the values that its buffers had in the forward, which it changes "
+    "before.",
+    source="torch.nn.parallel.DistributedDataParallel; torch.compile: side effects; pytorch/pytorch#197039",
+)
+@pytest.mark.parametrize("change", [added, multiplied, assigned, filled])
+@pytest.mark.world(2)
+def test_gradient_of_a_changed_buffer(world: World, change: Callable[[Any], None]) -> None:
+    """Change a buffer in place or assign a new one, in three steps on each stack that keeps buffers."""
+
+    def body(rank: Rank) -> None:
+        for stack in ("DDP", "replicate", "replicate_fsdp"):
+            found = []
+            for compiles in (False, True):
+                module: Any = Leveled(change).to(rank.device)
+                model: Any = module
+                if stack == "DDP":
+                    model = DistributedDataParallel(module)
+                elif stack == "replicate":
+                    replicate.apply(module, rank)
+                else:
+                    replicate_fsdp.apply(module, rank, groups=False)
+                torch.compiler.reset()
+                function = torch.compile(model, backend="aot_eager") if compiles else model
+                steps = []
+                for _ in range(3):
+                    function(torch.full((2,), 1.0 + rank.index, device=rank.device)).sum().backward()
+                    steps.append((replicate_fsdp.whole(module.weight.grad).tolist(), module.level.tolist()))
+                    model.zero_grad()
+                found.append(steps)
+            assert found[0] == found[1], f"{stack}: right {found[0]}, compiled {found[1]}"
+
+    world.run(body)

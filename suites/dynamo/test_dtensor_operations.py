@@ -209,6 +209,52 @@ def test_arguments(world: World) -> None:
     world.run(body)
 
 
+class Placements(list[Any]):
+    """A list of a class of its own."""
+
+
+@requirement(
+    "DYN-CALL-3666",
+    "In compiled code, methods of DTensors take placements in any sequence, made inside or outside, without a graph "
+    "break.",
+    source="torch.distributed.tensor.DTensor: placements, grad_placements; pytorch/pytorch#168149",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code takes some meshes and placements not")
+@pytest.mark.parametrize("kind", [list, tuple, Placements], ids=["list", "tuple", "own"])
+@pytest.mark.world(2)
+def test_sequences(world: World, kind: Callable[[Any], Any]) -> None:
+    """Give placements to each method that takes them, by position or keyword, and compare results and gradients."""
+
+    def body(rank: Rank) -> None:
+        mesh, rows, whole, pending = rank.mesh(2), kind([ROWS]), kind([WHOLE]), kind([SUM])
+
+        def inside(x: torch.Tensor) -> Any:
+            y = DTensor.from_local(x, mesh, kind([ROWS]), run_check=False).redistribute(mesh, kind([WHOLE]))
+            return (y * 2).to_local(grad_placements=kind([SUM]))
+
+        def outside(x: torch.Tensor) -> Any:
+            y = DTensor.from_local(x, device_mesh=mesh, placements=rows, run_check=False)
+            return (y.redistribute(placements=whole) * 3).to_local(grad_placements=pending)
+
+        def whole_of(x: torch.Tensor) -> Any:
+            return (DTensor.from_local(x, mesh, rows, run_check=False) * 5).full_tensor(grad_placements=kind([SUM]))
+
+        for code in inside, outside, whole_of:
+            compiled, counter = dynamo.compiled(code)
+            found = []
+            for run in code, compiled:
+                x = dyadic(3, 4, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
+                result = run(x)
+                (result * dyadic(6, 4, key=("w", rank.index), dtype=torch.float32).to(rank.device)).sum().backward()
+                assert x.grad is not None
+                found.append((result.detach() + 0, x.grad + 0))
+            for right, other in zip(*found, strict=True):
+                assert_same(right, other, code.__name__)
+            assert counter.graphs == 1, code.__name__
+
+    world.run(body)
+
+
 def _local_and_back(y: Any) -> Any:
     return DTensor.from_local(
         y.to_local(grad_placements=y.placements) + 2, y.device_mesh, placements=y.placements, run_check=False

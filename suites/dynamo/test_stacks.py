@@ -13,6 +13,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import HIDDEN, INPUTS, OUTPUTS, TwoLayers
 from fixtures.tensors import numbers
@@ -240,5 +241,79 @@ def test_cuts(
             for _ in range(2):
                 compiled(torch.ones(1, WIDE, device=rank.device)).sum().backward()
             assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers
+
+    world.run(body)
+
+
+class TwoNames(OwnLayers):
+    """Such layers, one of which is checkpointed or not; two modules have one buffer, and methods are no functions."""
+
+    level: torch.Tensor
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+
+    @staticmethod
+    def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x * by
+
+    @classmethod
+    def shifted(cls, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return cls.scaled(x, 2.0) + by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.level.add_(1)
+        first: Any = self.first
+        h = checkpoint(first, x, use_reentrant=False) if self.checkpointed else first(x)
+        result: torch.Tensor = (
+            self.second(torch.relu(self.shifted(self.scaled(h, 3.0), first.level))) + self.level.sum()
+        )
+        return result
+
+
+@requirement(
+    "DYN-STACK-3668",
+    "A compiled module on ranks has the results and gradients of an uncompiled one if two names have one tensor, also "
+    "once they do not.",
+    source="torch.compile: side effects; test_dynamo_distributed.py: test_fsdp_dup_tensors_diff_source",
+)
+@requirement(
+    "DYN-STACK-3669",
+    "A compiled module on ranks calls its static methods, methods of its class, or checkpointed layers as an "
+    "uncompiled one.",
+    source="test_dynamo_distributed.py: test_fsdp_staticmethod, test_fsdp_activation_checkpointing",
+)
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.world(2)
+def test_two_names(world: World, checkpointed: bool) -> None:
+    """Take two steps, give one of the names another tensor, and take two more, on each stack."""
+    every: list[Callable[..., nn.Module]] = [_ddp, _replicated, _replicated_fsdp, _sharded, _fully_sharded]
+    stacks, backend = ([_sharded_by_policy], "aot_eager") if checkpointed else (every, "eager")
+
+    def body(rank: Rank) -> None:
+        for stack in stacks:
+            torch.compiler.reset()
+            modules = [TwoNames(checkpointed).to(rank.device) for _ in range(2)]
+            for module in modules:
+                module.register_buffer("level", torch.ones(1, dtype=torch.float64, device=rank.device))
+                module.first.register_buffer("level", module.level)
+            plain, model = (stack(module, rank) for module in modules)
+            compiled = torch.compile(model, backend=backend)
+            for step in range(4):
+                what = f"{stack.__name__}, step {step}"
+                x = numbers(4, INPUTS).double().to(rank.device) + rank.index + step
+                found = []
+                for module, call in zip(modules, (plain, compiled), strict=True):
+                    if step == 2:
+                        module.level = module.level.clone() + 5
+                    output = call(x)
+                    output.sum().backward()
+                    gradients = [local(p.grad) for p in module.parameters() if p.grad is not None]
+                    found.append([output.detach(), *gradients, *(b.clone() for b in module.buffers())])
+                    for parameter in module.parameters():
+                        parameter.grad = None
+                for number, (one, other) in enumerate(zip(*found, strict=True)):
+                    assert_same(one + 0, other + 0, f"{what}, tensor {number}")
 
     world.run(body)

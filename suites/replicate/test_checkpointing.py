@@ -176,3 +176,34 @@ def test_shared_with_a_checkpoint(world: World, how: str) -> None:
         return steps
 
     assert_on_ranks([[3.0, 3.0]] * 2, world.run(body), or_all=["an error"] * 2)
+
+
+@requirement(
+    "DDP-CKPT-3657",
+    "A reentrant checkpoint of layers that DDP does not support raises an error, or has averaged gradients.",
+    source="torch.nn.parallel.DistributedDataParallel: use_reentrant=True, find_unused_parameters, static_graph",
+)
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {}], ids=["finds", "plain"])
+@pytest.mark.world(2)
+def test_unsupported(world: World, options: dict[str, Any]) -> None:
+    """Checkpoint one layer or both with find_unused_parameters, beside an unused layer or none; or one layer twice."""
+    kinds = ["once", "both"] if options else ["twice"]
+
+    def body(rank: Rank) -> list[str | list[float | None]]:
+        found: list[str | list[float | None]] = []
+        for kind in kinds:
+            for left_out in (False, True) if options else (False,):
+                module = Recomputed(kind, reentrant=True, shared=False, left_out=left_out).to(rank.device)
+                model = DistributedDataParallel(module, **options)
+                x = torch.full((1, 1), 1.0 + rank.index, device=rank.device, requires_grad=True)
+                try:
+                    model(x).sum().backward()
+                except RuntimeError:
+                    found.append("an error")
+                else:
+                    found.append([None if p.grad is None else p.grad.item() for p in module.parameters()])
+        return found
+
+    right: list[Any] = [[1.5, 3.0]] if not options else [[1.5, 1.5], [1.5, 1.5, None]] * 2
+    for found in world.run(body):
+        assert all(one in ("an error", expected) for one, expected in zip(found, right, strict=True)), found

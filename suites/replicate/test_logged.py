@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -23,11 +24,11 @@ class Layers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+        self.layers, self.order = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3)), (0, 1, 2)
 
     def forward(self, x: torch.Tensor, count: int = 3) -> torch.Tensor:
-        for layer in self.layers[:count]:
-            x = layer(x)
+        for index in self.order[:count]:
+            x = self.layers[index](x)
         return x
 
 
@@ -180,5 +181,51 @@ def test_errors(world: World) -> None:
             found = replicate.logged(model)
             assert found.get("has_error") == 1, fails
             assert str(e.value).splitlines()[0][:60] in found["error"], fails
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-LOG-3660",
+    "The logging data of a DDP module tell in which order the gradients of the latest step were ready.",
+    source=f"{SOURCE}; torch/csrc/distributed/c10d/logger.cpp: prev_iteration_grad_ready_order_indices",
+)
+@requirement(
+    "DDP-LOG-3661",
+    "The times in the logging data of a DDP module fit together: each is from its start to its end.",
+    source=f"{SOURCE}; torch/csrc/distributed/c10d/logger.cpp: backward_comm_time",
+)
+@requirement(
+    "DDP-LOG-3662",
+    "The logging data of a DDP module have the environment variables that were set when it was made.",
+    source=f"{SOURCE}; torch/csrc/distributed/c10d/logger.cpp: set_env_variables",
+)
+@pytest.mark.world(2)
+def test_of_a_step(world: World) -> None:
+    """Call three layers in another order in each of five steps, with addresses of another job in the environment."""
+    orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1), (2, 0, 1)]
+
+    def body(rank: Rank) -> None:
+        for number, finds in enumerate((False, True)):
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = f"host-{number}", f"9{number}"
+            model: Any = DistributedDataParallel(Layers().to(rank.device), find_unused_parameters=finds)
+            os.environ["MASTER_ADDR"] = "later"
+            for done, order in enumerate(orders):
+                x = torch.ones(1, 16, device=rank.device)
+                for index in order:
+                    model.module.layers[index].weight.grad = None
+                model.module.order = order
+                model(x).sum().backward()
+                found = replicate.logged(model)
+                what = f"{finds=}, step {done}"
+                assert (found["master_addr"], found["master_port"]) == (f"host-{number}", f"9{number}"), what
+                if done == 0:
+                    continue  # what is logged is the step before
+                ready = [int(index) for index in found["prev_iteration_grad_ready_order_indices"].split(",")]
+                assert ready == list(orders[done - 1])[::-1], what
+                for name in "backward_comm_time", "backward_compute_time":
+                    assert found[name] == found[f"{name}_end"] - found[f"{name}_start"] > 0, f"{what}: {name}"
+                assert found["forward_compute_time_start"] < found["backward_compute_time_start"], what
+                assert found["backward_compute_comm_overlap_time"] <= found["backward_comm_time"], what
 
     world.run(body)

@@ -228,6 +228,35 @@ def test_hierarchies(world: World) -> None:
     world.run(body)
 
 
+@requirement(
+    "DDP-AVG-3656",
+    "In a hierarchy of three levels, each averages over its own groups in the steps of its period that no larger one "
+    "has, also if levels have the same ranks.",
+    source=f"{FOLDER}/hierarchical_model_averager.py: period_group_size_dict",
+)
+@pytest.mark.world(8)
+def test_levels(world: World) -> None:
+    """Groups of two, four and eight ranks have periods that divide one another or do not, or two have as many ranks."""
+
+    def body(rank: Rank) -> None:
+        for levels in ({2: 2, 4: 4, 8: 8}, {1: 2, 3: 4, 4: 8}, {2: 2, 4: 2, 6: 8}, {1: 4, 2: 8, 4: 8}):
+            averager = HierarchicalModelAverager(OrderedDict(levels), 1)
+            parameter = ready(0.0, rank.device)
+            for step in range(13):
+                own = [8.0 * 3**r + step for r in range(8)]
+                parameter.data.fill_(own[rank.index])
+                averager.average_parameters([parameter])
+                size = (
+                    levels[max(p for p in levels if step % p == 0)]
+                    if step and any(step % p == 0 for p in levels)
+                    else 1
+                )
+                first = rank.index - rank.index % size
+                assert parameter.tolist() == [sum(own[first : first + size]) / size] * 2, (levels, step)
+
+    world.run(body)
+
+
 CLEARED: list[tuple[dict[str, bool], bool]] = [
     ({}, True),
     ({"set_to_none": True}, True),

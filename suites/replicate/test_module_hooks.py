@@ -150,3 +150,53 @@ def test_backward_hooks(world: World, how: str) -> None:
                 model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "DDP-MODHOOK-3655",
+    "Backward hooks of the older form, on a replicated module, on DDP or on a layer, see the rank's own gradients and "
+    "may change them.",
+    source="torch.nn.Module.register_backward_hook",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_older_backward_hooks(world: World, how: str) -> None:
+    """Hook the module, its second layer and DDP for three steps; the module's multiplies the gradient of its input."""
+
+    def body(rank: Rank) -> None:
+        for options in OPTIONS:
+            module, seen = Outer().to(rank.device), list[tuple[str, float]]()
+
+            def watched(name: str, factor: float = 1.0, seen: list[tuple[str, float]] = seen) -> Any:
+                def hook(_: Any, inputs: Any, outputs: Any) -> Any:
+                    seen.append((name, outputs[0].item()))
+                    return None if factor == 1 else tuple(x if x is None else factor * x for x in inputs)
+
+                return hook
+
+            module.register_backward_hook(watched("module", 4.0))
+            module.layers[1].register_backward_hook(watched("layer"))
+            model: Any = replicate.replicate(module, **options) if how == "replicate" else None
+            model = model or DistributedDataParallel(module, **options)
+            if how == "DDP":
+                model.register_backward_hook(watched("DDP"))
+            for step in range(3):
+                own = 1.0 + rank.index
+                x = torch.full((1, 1), own, device=rank.device, requires_grad=True)
+                (model(x) * own).sum().backward()
+                right = {"module": own, "layer": 4 * own} | ({} if how == "replicate" else {"DDP": own})
+                assert len(seen) == len(right), (options, step)
+                found = dict(seen)
+                assert found.get("DDP") in (right.get("DDP"), 4 * own), (
+                    options,
+                    step,
+                )  # it may come after the module's
+                assert {**found, "DDP": None} == {**right, "DDP": None}, (options, step)
+                assert x.grad is not None
+                assert x.grad.item() == 4 * own, (options, step)
+                gradients = [p.grad.item() for p in module.parameters()]  # type: ignore[union-attr]
+                assert gradients == [4 * (1.0 + 4.0) / 2] * 2, (options, step)
+                seen.clear()
+                model.zero_grad()
+
+    world.run(body)

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.beginnings import started
 from fixtures.layers import Undefined, layer
 from fixtures.scaling import check_scaling
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel"
@@ -442,6 +444,43 @@ def test_wrapped_again(world: World) -> None:
                 model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "DDP-AGAIN-3658",
+    "A module can be wrapped again once the default group was destroyed and made anew, and averages over its ranks.",
+    source=f"{SOURCE}: process_group, 'If None, the default process group'; torch.distributed.destroy_process_group",
+)
+@spmd(3, timeout=120)
+def test_wrapped_in_a_new_world(rank: Rank) -> None:
+    """Wrap a module in four worlds of three ranks or two, after whole steps or after a backward that failed midway."""
+
+    def failing(gradient: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    module = nn.Sequential(layer(), layer()).to(rank.device)
+    for number, options in enumerate(OPTIONS[:4]):
+        dist.barrier()
+        dist.destroy_process_group()
+        size, me = 3 - number % 2, (rank.index + number) % 3
+        if me < size:
+            started(rank, f"wrapped-{number}", me, size)
+            model = DistributedDataParallel(module, **options)
+            for step in range(2):
+                model(torch.full((1, 2), 1.0 + me, device=rank.device)).sum().backward()
+                assert numbers(replicate.gradients(module)) == [size + 1.0] * 2, (number, step)
+                model.zero_grad()
+            if number != 1:
+                x = module[0](given(rank)).requires_grad_()
+                output = model(x)
+                x.register_hook(failing)
+                with pytest.raises(ZeroDivisionError):
+                    output.sum().backward()
+                module.zero_grad()
+                del output, x
+            del model
+            dist.destroy_process_group()
+        started(rank, f"between-{number}", rank.index, 3)
 
 
 @requirement(

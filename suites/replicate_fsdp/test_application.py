@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -383,5 +384,41 @@ def test_classes_of_one_name(world: World) -> None:
                 assert output.tolist() == [factor * (1 + rank.index)] * 2, what
                 output.sum().backward()
                 assert replicate_fsdp.gradients(module)["weight"].tolist() == [1.5 * factor] * 2, what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-APPLY-3653",
+    "Only a module that is managed itself gets a new class, and the modules inside it keep theirs.",
+    source="torch.distributed.fsdp.fully_shard; torch/distributed/_composable/replicate_with_fsdp.py: replicate",
+)
+@pytest.mark.world(2)
+def test_classes_of_parts(world: World) -> None:
+    """Manage the root, a part or several as one group, in a model with a shared part and parts of one class."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            for given in (
+                [[""]],
+                [["0"]],
+                [["1"]],
+                [["1.0"], [""]],
+                [["0"], ["1"], [""]],
+                [["0", "2"]],
+                [["1", "2"], [""]],
+            ):
+                shared = nn.Linear(2, 2)
+                model: Any = nn.Sequential(shared, nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2), shared)
+                model.to(rank.device)
+                before = {name: type(module) for name, module in model.named_modules()}
+                for group in given:
+                    managed([model.get_submodule(name) for name in group])
+                for name, module in model.named_modules():
+                    what = f"{way}, {given}: {name or 'the root'}"
+                    changed = name in itertools.chain.from_iterable(given)
+                    assert isinstance(module, FSDPModule) == changed, what
+                    assert isinstance(module, before[name]), what
+                    assert (type(module) is before[name]) == (not changed), what
 
     world.run(body)

@@ -145,3 +145,38 @@ def test_complex(world: World, policy: str) -> None:
         return model.weight.grad.full_tensor().tolist()
 
     assert_on_ranks([[2 + 4j] * 2] * 2, world.run(body))
+
+
+@requirement(
+    "RFSDP-KEPT-3673",
+    "With an integer reshard_after_forward, a module may be sharded over all ranks, with replicas, or over a part of a "
+    "mesh.",
+    source="torch.distributed.fsdp.fully_shard: mesh, reshard_after_forward",
+)
+@pytest.mark.parametrize("over", ["all", "hybrid", "slice"])
+@pytest.mark.world(8)
+def test_meshes(world: World, over: str) -> None:
+    """Shard three layers over eight ranks or over four, shard them on pairs after the forward, and run two steps."""
+
+    def body(rank: Rank) -> list[Any]:
+        plane = rank.mesh(2, 4, names=("first", "second"))
+        mesh = {"all": rank.mesh(), "hybrid": plane, "slice": plane["second"]}[over]
+        model: Any = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3))).to(rank.device)
+        for layer in model:
+            nn.init.eye_(layer.weight)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=2)
+        fully_shard(model, mesh=mesh)
+        found: list[Any] = []
+        for _ in range(2):
+            output = model(torch.full((1, 8), 1.0 + rank.index, device=rank.device))
+            found.append(output.unique().tolist())
+            output.sum().backward()
+            found += [layer.weight.grad.full_tensor().unique().tolist() for layer in model]
+            model.zero_grad()
+        return found
+
+    def right(rank: int) -> list[Any]:
+        mean = sum(1.0 + r for r in range(8) if over != "slice" or r // 4 == rank // 4) / (4 if over == "slice" else 8)
+        return [[1.0 + rank], [mean], [mean], [mean]] * 2
+
+    assert_on_ranks([right(rank) for rank in range(8)], world.run(body))

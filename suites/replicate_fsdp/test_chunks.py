@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
@@ -172,6 +173,60 @@ def test_kept_between_chunks(world: World) -> None:
                 h.backward(torch.cat(parts))
                 assert all(isinstance(p, DTensor) for p in model.parameters()), what
                 assert read(model) == right(0), what
+                model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHUNK-3664",
+    "A weight that modules of a list share has the gradients of the chunks and of the model's forward together, "
+    "whether chunks are checkpointed or not.",
+    source=SOURCE,
+)
+@OLDER
+@pytest.mark.world(2)
+def test_shared(world: World) -> None:
+    """The norm and the head share a weight; run steps with and without accumulation, kept gathered between chunks."""
+
+    def body(rank: Rank) -> None:
+        x = [rows(rank.index, part).to(rank.device) for part in range(2)]
+        for (way, managed), checkpointed, kept in itertools.product(ways(rank).items(), (False, True), (False, True)):
+            if kept and way == "replicated":
+                continue
+            what = f"{way}, {checkpointed=}, {kept=}"
+            model: Any = Model().to(rank.device)
+            model.head.weight = model.norm.weight
+            head = (
+                (lambda part, of=model.head: checkpoint(of, part, use_reentrant=False)) if checkpointed else model.head
+            )
+            managed(model.body)
+            managed([model.norm, model.head])
+            managed(model)
+            for step, given in enumerate(([0], [0, 1], [1])):
+                for part in given:
+                    model.set_requires_gradient_sync(part == given[-1])
+                    model.set_is_last_backward(part == given[-1])
+                    h = model(x[part])
+                    if kept:
+                        model.head.set_reshard_after_forward(False)
+                        model.head.set_reshard_after_backward(False)
+                    parts = []
+                    for chunk in h.detach().chunk(CHUNKS):
+                        chunk.requires_grad_()
+                        head(chunk).sum().backward()
+                        parts.append(chunk.grad)
+                        assert model.head.weight is model.norm.weight, what
+                    if kept:
+                        model.head.set_reshard_after_forward(True)
+                        model.head.set_reshard_after_backward(True)
+                        model.head.reshard()
+                    h.backward(torch.cat(parts))
+                assert model.head.weight is model.norm.weight, what
+                total = sum(rows(r, part).sum(0) for r in range(2) for part in given) / 2
+                assert isinstance(total, torch.Tensor)
+                expected = {"body": (9 * total).tolist(), "norm": (12 * total).tolist()}
+                assert read(model) == expected, f"{what}, step {step}"
                 model.zero_grad()
 
     world.run(body)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from fixtures.managed import ways
-from fixtures.tensors import numbers
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.replicate_fsdp import Wrapping, rewrite
@@ -134,5 +134,42 @@ def test_coded(world: World) -> None:
                 assert ranks == shards, what
                 assert kind is OfOneArgument or (size, stride, module, given) == told, what
             assert len(asked) == (3 if kept else 6), what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-EXT-3674",
+    "Parameters of a tensor subclass with gather hooks may be managed on the meta device, and keep the class and the "
+    "hooks when they get memory.",
+    source=f"{SOURCE}; torch.nn.Module.to_empty",
+)
+@pytest.mark.world(2)
+def test_on_meta(world: World) -> None:
+    """Manage a model on the meta device, give it memory and values, and take three steps, kept gathered or not."""
+
+    def body(rank: Rank) -> None:
+        rows = 8
+        for kept in (False, True):
+            what = f"{kept=}"
+            with torch.device("meta"):
+                model: Any = nn.Sequential(Product(Coded, rows, torch.device("meta")))
+            managed = ways(rank)["sharded"]
+            managed(model[0], reshard_after_forward=not kept)
+            managed(model)
+            model.to_empty(device=rank.device)
+            for parameter, values in zip(model.parameters(), (numbers(rows, 2) - 3, numbers(3) - 2), strict=True):
+                local = parameter.to_local().detach()
+                local.copy_(chunk(values.to(rank.device), 2, rank.index))
+            assert isinstance(replicate_fsdp.held(model[0].coded), Coded), what
+            sgd = torch.optim.SGD(model.parameters(), lr=2.0, foreach=False)
+            for step in range(3):
+                model(torch.tensor(1.0 + rank.index, device=rank.device)).backward()
+                coded, plain = numbers(rows, 2) - 3 - 3 * step, numbers(3) - 2 - 6 * step
+                assert model[0].seen == (torch.float32, coded.tolist(), plain.tolist()), f"{what}, step {step}"
+                gradients = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
+                assert gradients == [[1.5], [3.0]], f"{what}, step {step}"
+                sgd.step()
+                sgd.zero_grad()
 
     world.run(body)

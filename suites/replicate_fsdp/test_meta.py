@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from fixtures import states
 from fixtures.managed import ways
-from fixtures.tensors import numbers
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 
@@ -166,6 +166,101 @@ def test_tensor_parallel(world: World) -> None:
             for name, gradient in replicate_fsdp.gradients(module).items():
                 right: Any = plain.get_parameter(name).grad
                 assert torch.equal(gradient, 2 * right), f"{what}: {name}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-META-3665",
+    "Layers that reset their own parameters, once a managed model has memory, initialize every element, also where "
+    "ranks do not divide rows.",
+    source="torch.distributed.fsdp.fully_shard: 'meta'; torch.nn.Module: to_empty, reset_parameters",
+)
+@pytest.mark.world(2)
+def test_resets(world: World) -> None:
+    """Reset linear, normalizing and embedding layers of eight rows, of three or of one, and run a step."""
+
+    def made(rows: int) -> nn.Sequential:
+        return nn.Sequential(nn.Embedding(rows, rows), nn.Linear(rows, rows), nn.LayerNorm(rows), nn.Linear(rows, 3))
+
+    def body(rank: Rank) -> None:
+        for (way, managed), rows in itertools.product(ways(rank).items(), (8, 3, 1)):
+            what = f"{way}, {rows} rows"
+            with torch.device("meta"):
+                module: Any = made(rows)
+            for layer in (*module, module):
+                managed(layer)
+            emptied(rank, module)
+            for parameter in module.parameters():
+                nn.init.constant_(parameter, 1337.0)
+            for layer in module:
+                layer.reset_parameters()
+            full = {name: p.detach().full_tensor() for name, p in module.named_parameters()}
+            for name, value in full.items():
+                assert bool((value.abs() < 1337).all()), f"{what}: {name}"
+            assert bool((full["2.weight"] == 1).all()), what
+            assert bool((full["2.bias"] == 0).all()), what
+            plain = made(rows).to(rank.device)
+            plain.load_state_dict(full)
+            given = torch.arange(rows, device=rank.device)
+            if way == "sharded":  # elsewhere, each rank has drawn its own
+                assert torch.equal(module(given), plain(given)), what
+            module(given).sum().backward()
+            torch.optim.SGD(module.parameters(), lr=0.0).step()
+            for parameter in module.parameters():
+                assert parameter.grad.shape == parameter.shape, what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-META-03",
+    "A model that was managed on the meta device trains on the values that it then gets, also where ranks do not "
+    "divide its rows.",
+    source="torch.distributed.fsdp.fully_shard; torch.nn.Module.to_empty",
+)
+@pytest.mark.world(4)
+def test_uneven_tensor_parallel(world: World) -> None:
+    """Tensor parallelism and shards divide six rows and three; layers reset themselves, and then get their values."""
+
+    def made() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 3))
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("shards", "tensor"))
+        plain = made().to(rank.device)
+        given = {n: 2 * (numbers(*p.shape) % 5 - 2).to(rank.device) for n, p in plain.named_parameters()}
+        plain.load_state_dict(given)
+        rows = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 1.0, 2.0]], device=rank.device)
+        (plain(rows).sum() / 2).backward()
+        part = mesh.get_local_rank("shards")
+        with torch.device("meta"):
+            module: Any = made()
+            parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        for layer in (*module, module):
+            fully_shard(layer, mesh=mesh["shards"])
+        emptied(rank, module)
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, 1337.0)
+        for layer in module:
+            layer.reset_parameters()
+        assert all(bool((p.detach().to_local().abs() < 1).all()) for p in module.parameters())
+        for name, parameter in module.named_parameters():
+            placed = parameter.placements[1]
+            tensor = given[name]
+            if placed.is_shard():
+                tensor = chunk(tensor, 2, mesh.get_local_rank("tensor"), placed.dim)
+            parameter.detach().to_local().copy_(chunk(tensor, 2, part, 0))
+        for _ in range(2):
+            output = module(rows[part : part + 1])
+            assert torch.equal(output, plain(rows[part : part + 1]))
+            output.sum().backward()
+        for name, gradient in replicate_fsdp.gradients(module).items():
+            right: Any = plain.get_parameter(name).grad
+            assert torch.equal(gradient, 2 * right.cpu()), name
+        for model, rate in ((module, 0.5), (plain, 1.0)):
+            torch.optim.SGD(model.parameters(), lr=rate, foreach=False).step()
+        assert torch.equal(module(rows[part : part + 1]), plain(rows[part : part + 1])), "after a step"
 
     world.run(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,9 @@ MESHES: dict[str, tuple[tuple[int, ...], tuple[str, ...], dict[str, Any]]] = {
     "both-shard": ((2, 2), ("f", "g"), {"shard": ("f", "g")}),
     "tensor": ((2, 2), ("j", "k"), {"shard": "j"}),
     "three": ((1, 2, 2), ("l", "m", "n"), {"shard": "m", "replicate": "l"}),
+    "replicas": ((2, 2), ("o", "p"), {"replicate": ("o", "p")}),
+    "replicas-and-tensor": ((2, 2), ("q", "r"), {"replicate": "q"}),
+    "two-of-replicas": ((2, 1, 2), ("s", "t", "u"), {"shard": "u", "replicate": ("s", "t")}),
 }
 """Shapes and names of meshes, and what of them is named; the rest is for tensor parallelism."""
 
@@ -66,12 +70,12 @@ def test_meshes(world: World) -> None:
                 for step in range(2):
                     weight = model.weight
                     assert torch.equal(weight.full_tensor().cpu(), whole), f"{what}, step {step}"
-                    shards = 4 if name == "both-shard" else 2
+                    shards = math.prod(mesh.size(names.index(n)) for n in names if n in named.get("shard", ()))
                     divided = shards * (2 if isinstance(other, Shard) else 1)
                     assert weight.to_local().numel() == 32 // divided, what
                     sizes = [mesh.size(names.index(n)) for n in names if n in data]
                     at = [mesh.get_local_rank(n) for n in names if n in data]
-                    part = sum(place * (sizes[i + 1] if i + 1 < len(sizes) else 1) for i, place in enumerate(at))
+                    part = sum(place * math.prod(sizes[i + 1 :]) for i, place in enumerate(at))
                     placed = [Shard(0) if n in data else Replicate() for n in names]
                     own = torch.full((1, 4), 1.0 + part, device=rank.device)
                     x = DTensor.from_local(own, mesh, placed, run_check=False)

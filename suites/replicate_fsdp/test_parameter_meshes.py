@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 
-from fixtures.tensors import numbers
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.limit import runs_with
@@ -100,5 +100,68 @@ def test_meshes(world: World) -> None:
                 name = full.partition(".")[2]
                 mean = pair if name in EXPERTS and over == "pairs" else 2.5
                 assert torch.equal(value.cpu(), numbers(*SHAPES[name]) - 2 * mean), f"{what}: {full}"
+
+    world.run(body)
+
+
+class Divided(nn.Module):
+    """Dense parameters and experts that are DTensors over pairs of ranks; each gradient is the rank's own input."""
+
+    def __init__(self, meshes: dict[str, Any], device: torch.device) -> None:
+        super().__init__()
+        for name, placement in DIVIDED.items():
+            tensor = numbers(16, 8).to(device)
+            placed = distribute_tensor(tensor, meshes["experts" if "expert" in name else "dense"], [placement])
+            self.register_parameter(name, nn.Parameter(placed))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input times the sum of this rank's parts."""
+        parts: list[Any] = list(self.parameters())
+        result: torch.Tensor = x * torch.stack([p.to_local().sum() for p in parts]).sum()
+        return result
+
+
+DIVIDED = {"rows": Shard(0), "columns": Shard(1), "experts": Shard(0), "expert_columns": Shard(1)}
+
+
+@requirement(
+    "RFSDP-PLACE-3672",
+    "Experts that are divided over one mesh and sharded over another train beside tensor-parallel parameters.",
+    source=SOURCE,
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, parameters of a module share its mesh")
+@pytest.mark.world(8)
+def test_experts_beside_tensor_parallelism(world: World) -> None:
+    """Divide over neighbors or over the two halves of the ranks; shard again after the forward or not."""
+
+    def body(rank: Rank) -> None:
+        dense = rank.mesh(4, 2, names=("data", "tensor"))
+        experts = DeviceMesh(rank.device.type, torch.arange(8).reshape(2, 4).T, mesh_dim_names=("shards", "experts"))
+        of_experts = replicate_fsdp.sharder(experts["shards"])
+        for kept in (True, False):
+            model: Any = Divided({"dense": dense["tensor"], "experts": experts["experts"]}, rank.device)
+            theirs = {p for name, p in model.named_parameters() if "expert" in name}
+            before = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
+            fully_shard(
+                model,
+                mesh=dense["data"],
+                reshard_after_forward=kept,
+                shard_placement_fn=lambda p, at=theirs: of_experts(0) if p in at else None,
+            )
+            means = {
+                "dense": sum(1.0 + r for r in range(8) if r % 2 == rank.index % 2) / 4,
+                "experts": sum(1.0 + r for r in range(8) if r // 4 == rank.index // 4) / 4,
+            }
+            for step in range(2):
+                output = model(torch.tensor(1.0 + rank.index, device=rank.device))
+                assert output.item() == (1.0 + rank.index) * sum(p.sum().item() for p in before.values()), f"{kept=}"
+                output.backward()
+                for name, parameter in model.named_parameters():
+                    what = f"{kept=}, step {step}: {name}"
+                    kind, mesh = ("experts", experts) if "expert" in name else ("dense", dense)
+                    shard = mesh.get_local_rank("shards" if kind == "experts" else "data")
+                    assert parameter.grad.placements == parameter.placements, what
+                    assert torch.equal(parameter.to_local().detach(), chunk(before[name], 4, shard)), what
+                    assert parameter.grad.to_local().unique().tolist() == [means[kind] * (step + 1)], what
 
     world.run(body)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fixtures.containers import CONTAINERS, OWN_SEQUENCES
 from fixtures.managed import ways
-from fixtures.tensors import numbers
+from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate_fsdp
 
@@ -380,6 +380,22 @@ def test_frozen_dtypes(world: World) -> None:
 
 
 @requirement(
+    "RFSDP-FROZEN-3654",
+    "Frozen parameters of eight bits, beside trainable ones, keep their dtype and elements, and a param_dtype that is "
+    "wider has these.",
+    source=f"{SOURCE}: param_dtype; torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.world(2)
+def test_frozen_bytes(world: World) -> None:
+    """Train a weight beside frozen ones of a dtype of eight bits, alone or with others, first or last."""
+    half, narrow, single = torch.float16, torch.bfloat16, torch.float32
+    check_frozen(
+        world,
+        [(single, [torch.float8_e4m3fn]), (narrow, [torch.float8_e5m2, narrow]), (single, [half, torch.float8_e4m3fn])],
+    )
+
+
+@requirement(
     "RFSDP-FROZEN-02",
     "Frozen parameters may have other dtypes than the trainable ones beside them, and are cast to param_dtype unless "
     "they are integers.",
@@ -424,7 +440,9 @@ def check_frozen(world: World, dtypes: Sequence[tuple[torch.dtype, Sequence[torc
                         "adapter": (own, [15.0 * len(frozen)])
                     }, what
                     model.zero_grad()
-            for name, parameter in replicate_fsdp.parameters(model).items():
-                assert name == "adapter" or parameter.tolist() == [1, 2, 3, 4], what
+            shards = 2 if way == "sharded" else 1
+            for name, parameter in model.named_parameters():
+                own = parameter.to_local().tolist()
+                assert name == "adapter" or own == chunk(numbers(4), shards, rank.index % shards).tolist(), what
 
     world.run(body)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from fixtures.managed import ways
+from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.dynamo import checkpointed, checkpointed_in_place
@@ -67,6 +69,7 @@ KINDS: dict[str, tuple[Call | None, Call | None, Call | None]] = {
     "reentrant": (REENTRANT, None, None),
     "around": (None, checkpointed, None),
     "within": (None, None, checkpointed),
+    "in-place": (None, None, checkpointed_in_place),
 }
 """What calls the blocks, what wraps them after they are managed, and what wraps the inner modules before."""
 
@@ -461,3 +464,63 @@ def test_reentrant(world: World) -> None:
 
     right = [4.5] * 4
     assert_on_ranks([[("replicated", right, True), ("sharded", right, True)]] * 2, world.run(body))
+
+
+def parallel_layers() -> nn.Sequential:
+    """Create two linear layers from five features to six and to three, whose weights are small whole numbers."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_(numbers(*parameter.shape) % 5 - 2 + i)
+            parameter.mul_(2)  # DTensor gives each rank a half of the second bias
+    return model
+
+
+@requirement(
+    "RFSDP-CKPT-3651",
+    "Checkpointed tensor-parallel layers train as on one device whatever data parallelism they are under, also where "
+    "ranks do not divide their features.",
+    source=f"{SOURCE}; torch.distributed.tensor.parallel",
+)
+@pytest.mark.world(4, 8)
+def test_tensor_parallel(world: World) -> None:
+    """Checkpoint the layers together, each or none; replicate or shard over two ranks, or on eight over both."""
+
+    def body(rank: Rank) -> None:
+        line = rank.mesh(rank.size // 2, 2, names=("data", "tensor"))
+        plane = rank.mesh(2, rank.size // 4, 2, names=("replicas", "shards", "tensor"))
+        managed: dict[str, Callable[..., Any]] = {
+            "replicated": lambda module: replicate_fsdp.replicate(module, **{replicate_fsdp.MESH: line["data"]}),
+            "sharded": lambda module: fully_shard(module, mesh=line["data"]),
+            "hybrid": lambda module: fully_shard(module, mesh=plane["replicas", "shards"]),
+            "kept": lambda module: fully_shard(module, mesh=line["data"], reshard_after_forward=False),
+        }
+        x = (torch.arange(10.0 * (rank.size // 2)).reshape(-1, 2, 5) % 7 - 3).to(rank.device)
+        for (way, manage), (name, through) in itertools.product(managed.items(), CHECKPOINTED.items()):
+            plain = parallel_layers().to(rank.device)
+            model: Any = parallel_layers().to(rank.device)
+            parallelize_module(model, line["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+            for module in (*model, model):
+                manage(module)
+            for step in range(2):
+                own, whole = x[rank.index // 2].clone().requires_grad_(), x.clone().requires_grad_()
+                through(model, own).sum().backward()
+                (plain(whole).sum() / len(x)).backward()
+                found = replicate_fsdp.gradients(model)
+                assert own.grad is not None
+                assert whole.grad is not None
+                assert torch.equal(own.grad, whole.grad[rank.index // 2] * len(x)), f"{way}, {name}, step {step}"
+                for part, parameter in plain.named_parameters():
+                    assert parameter.grad is not None
+                    assert torch.equal(found[part], parameter.grad.cpu()), f"{way}, {name}, step {step}: {part}"
+
+    world.run(body)
+
+
+CHECKPOINTED: dict[str, Call] = {
+    "together": PLAIN,
+    "each": lambda model, x: PLAIN(model[1], PLAIN(model[0], x)),
+    "reentrant": lambda model, x: REENTRANT(model[1], REENTRANT(model[0], x)),
+    "none": lambda model, x: model(x),
+}
+"""How layers are checkpointed."""

@@ -65,3 +65,39 @@ def test_gathered_once(world: World) -> None:
                 check_gradients(rank, log, what, steps=1)
 
     world.run(body)
+
+
+PREFETCHED: dict[tuple[bool, bool], str] = {
+    (False, False): "g2 g1 b2 f2 r2 g0 b1 f1 r1 b0 f0 r0 b3 r3",
+    (False, True): "g2 g1 g0 b2 f2 r2 b1 f1 r1 b0 f0 r0 b3 r3",
+    (True, False): "g2 f2 g1 b2 r2 f1 g0 b1 r1 f0 b0 r0 b3 r3",
+    (True, True): "g2 f2 g1 g0 b2 r2 f1 b1 r1 f0 b0 r0 b3 r3",
+}
+"""A backward through reentrant checkpoints or others, in which the last layer gathers the other two early or not."""
+
+
+@requirement(
+    "RFSDP-SHARDSCHED-3663",
+    "In checkpoints as outside, a layer's backward first gathers the layer before it, or those that "
+    "set_modules_to_backward_prefetch names.",
+    source="torch.distributed.fsdp.FSDPModule.set_modules_to_backward_prefetch; torch.utils.checkpoint.checkpoint",
+)
+@pytest.mark.world(2)
+def test_prefetched(world: World) -> None:
+    """Put each layer into a checkpoint of its own, of both kinds, and run two steps with either order of gathers."""
+
+    def body(rank: Rank) -> None:
+        for (reentrant, early), expected in PREFETCHED.items():
+            log = Log(rank.size)
+            model: Any = Checkpointed(log, CHECKPOINTS["each"], reentrant).to(rank.device)
+            for module in (*model.layers, model):
+                fully_shard(module, mesh=rank.mesh())
+            log.parameters = [module.weight for module in (*model.layers, model)]
+            if early:
+                model.layers[2].set_modules_to_backward_prefetch([model.layers[1], model.layers[0]])
+            for number in range(2):
+                what = f"{reentrant=}, {early=}, step {number}"
+                assert step(rank, model, log) == (FORWARD, expected), what
+                check_gradients(rank, log, what, steps=1)
+
+    world.run(body)

@@ -1,7 +1,8 @@
-"""What a step of a replicated module sends under each option: how many collectives, of which size and dtype."""
+"""What a step of a managed module sends under each option: how many collectives, of which size and dtype."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from fixtures.layers import alone, layers, row, train
+from fixtures.managed import ways
 from harness import Rank, World, requirement
 from harness.stacks import messages, replicate_fsdp
 
@@ -141,6 +143,36 @@ def test_messages(world: World, newer: bool) -> None:
             sent = messages.since(before)
             assert tuple(sorted(math.prod(m.shape) for m in sent)) == says.sent, name
             assert {(m.dtype, m.members) for m in sent} <= {(says.dtype, (0, 1))}, name
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-SENT-3652",
+    "A backward reduces the gradients of the trainable parameters of a group, and no elements for its frozen ones.",
+    source="torch.distributed.fsdp.fully_shard; torch.nn.Parameter.requires_grad",
+)
+@pytest.mark.world(2)
+def test_frozen_of_a_group(world: World) -> None:
+    """Freeze some of three parameters of a group before it is managed, first or last; take two steps."""
+    sizes = {"a": 4, "b": 6, "c": 2}
+
+    def body(rank: Rank) -> None:
+        for (way, managed), count in itertools.product(ways(rank).items(), range(3)):
+            for frozen in itertools.combinations(sizes, count):
+                model: Any = Part(sizes).to(rank.device)
+                for name in frozen:
+                    model.get_parameter(name).requires_grad_(False)
+                managed(model)
+                for step in range(1, 3):
+                    before = messages.mark()
+                    model(torch.full((1,), 1.0 + rank.index, device=rank.device)).backward()
+                    sent = [m for m in messages.since(before) if "gather" not in m.op and len(m.members) > 1]
+                    what = f"{way}, {frozen} frozen, step {step}"
+                    trained = sum(size for name, size in sizes.items() if name not in frozen)
+                    assert [math.prod(m.shape) for m in sent] in ([], [trained]), what
+                    found = {n: g.unique().tolist() for n, g in replicate_fsdp.gradients(model).items()}
+                    assert found == {name: [1.5 * step] for name in sizes if name not in frozen}, what
 
     world.run(body)
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
+from harness.stacks import replicate_fsdp
 
 SOURCE = "torch.distributed.fsdp.fully_shard: shard_placement_fn"
 SHAPES = {"vector": (3,), "matrix": (3, 8), "cube": (2, 8, 4)}
@@ -173,10 +174,10 @@ def test_refused(world: World) -> None:
 class Divided(nn.Module):
     """Weights that tensor parallelism divides in each way, each times its elements' numbers times the input."""
 
-    def __init__(self, mesh: Any, device: torch.device) -> None:
+    def __init__(self, mesh: Any, device: torch.device, *shape: int) -> None:
         super().__init__()
         for name, placement in TENSOR_PARALLEL.items():
-            whole = distribute_tensor(numbers(*TENSOR_PARALLEL_SHAPE).to(device), mesh, [placement])
+            whole = distribute_tensor(numbers(*(shape or TENSOR_PARALLEL_SHAPE)).to(device), mesh, [placement])
             self.register_parameter(name, nn.Parameter(whole))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -228,6 +229,56 @@ def test_tensor_parallel(world: World) -> None:
                 assert_same(
                     right + 7, parameter.detach().full_tensor(), f"{mesh.shape}, dimension {dim}, {name}: loaded"
                 )
+
+    world.run(body)
+
+
+UNEVEN = [(5, 3), (3, 5), (3, 5), (5, 3), (2, 3), (7, 2)]
+"""Shapes of which two ranks, or two by two, do not divide a dimension; some shards are empty."""
+
+
+@requirement(
+    "RFSDP-TP-3650",
+    "A parameter that tensor parallelism and data parallelism divide is put together in order, also where ranks do not "
+    "divide its size.",
+    source="torch.distributed.fsdp.fully_shard; torch.distributed.tensor.DTensor.full_tensor",
+)
+@pytest.mark.world(4)
+def test_uneven_tensor_parallel(world: World) -> None:
+    """Shard, replicate or both; take two backwards, a step and an evaluation."""
+
+    def body(rank: Rank) -> None:
+        planes = {
+            "sharded": rank.mesh(2, 2, names=("data", "tensor")),
+            "replicated": rank.mesh(2, 2, names=("data", "tensor")),
+            "hybrid": rank.mesh(1, 2, 2, names=("replicas", "data", "tensor")),
+            "replicas": rank.mesh(2, 1, 2, names=("data", "shards", "tensor")),
+        }
+        for (way, mesh), shape in zip(itertools.cycle(planes.items()), UNEVEN, strict=False):
+            names = mesh.mesh_dim_names[:-1]
+            data = mesh[names[0]] if len(names) == 1 else mesh[names]
+            model: Any = Divided(mesh["tensor"], rank.device, *shape)
+            if way == "replicated":
+                replicate_fsdp.replicate(model, **{replicate_fsdp.MESH: data})
+            else:
+                fully_shard(model, mesh=data)
+            part, at, right = mesh.get_local_rank("data"), mesh.get_local_rank("tensor"), numbers(*shape)
+            for _ in range(2):
+                model(torch.tensor(1.0 + part, device=rank.device)).backward()
+            own = {
+                name: chunk(right, 2, at, p.dim) if isinstance(p, Shard) else right
+                for name, p in TENSOR_PARALLEL.items()
+            }
+            for name, parameter in model.named_parameters():
+                what = f"{way}, {shape}, {name}"
+                mine = chunk(own[name], 2, part, 0) if way in ("sharded", "hybrid") else own[name]
+                for tensor, factor in ((parameter.detach(), 1.0), (parameter.grad, 3.0)):
+                    assert_same(mine * factor, tensor.to_local(), what)
+                    assert_same(right * factor, tensor.full_tensor(), what)
+            torch.optim.SGD(model.parameters(), lr=1.0, foreach=False).step()
+            with torch.no_grad():
+                found = model(torch.tensor(1.0, device=rank.device)).item()
+            assert found == sum(4.0 * (mine**2).sum().item() for mine in own.values()), f"{way}, {shape}"
 
     world.run(body)
 

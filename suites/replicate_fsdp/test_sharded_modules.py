@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, train
 from fixtures.managed import ways
 from harness import Rank, World, requirement
-from harness.stacks import messages, replicate_fsdp
+from harness.stacks import messages, replicate, replicate_fsdp
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.fully_shard"
@@ -449,6 +451,55 @@ def test_ignored(world: World) -> None:
                     assert replicate_fsdp.whole(parameter.grad).unique().tolist() == [
                         (1.0 + rank.index if name in names else 1.5) * (step + 1)
                     ], f"{what}, step {step}: {name}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-IGN-3670",
+    "A sharded part of a module under DDP, which is told to ignore its parameters, trains with the rest.",
+    source=f"{SOURCE}; torch/nn/parallel/distributed.py: _set_params_and_buffers_to_ignore_for_model",
+)
+@requirement(
+    "RFSDP-UNSHARD-3671",
+    "A sharded part that was unsharded early, while other collectives run, computes with its whole parameters.",
+    source="torch.distributed.fsdp.FSDPModule.unshard: async_op",
+)
+@pytest.mark.world(2)
+def test_inside_ddp(world: World) -> None:
+    """Shard a part of a module under DDP, or its own parameters are sharded, and unshard parts early in each step."""
+    sharded = ["first"], ["second"], ["first", "second"]
+
+    def body(rank: Rank) -> None:
+        for names, kept in itertools.product(sharded, (False, True)):
+            what = f"{names}, {kept=}"
+            module: Any = Outer().to(rank.device)
+            for name in names:
+                fully_shard(module.get_submodule(name), mesh=rank.mesh(), reshard_after_forward=not kept)
+            replicate.leave_alone(module, [f"{name}.{part}" for name in names for part in "ab"])
+            model = DistributedDataParallel(module)
+            sgd = torch.optim.SGD(module.parameters(), lr=2.0, foreach=False)
+            weight = 1.0
+            for step in range(3):
+                counted = torch.tensor([1.0 + rank.index], device=rank.device)
+                handles = [module.get_submodule(name).unshard(async_op=True) for name in names]
+                work = dist.all_reduce(counted, async_op=True)
+                if step == 2:
+                    for handle in handles[::-1]:
+                        handle.wait()
+                x = torch.full((1,), 1.0 + rank.index, device=rank.device)
+                output = model(x)
+                work.wait()
+                assert counted.item() == 3.0, f"{what}, step {step}"
+                assert output.item() == 13.0 * weight * (1.0 + rank.index), f"{what}, step {step}"
+                output.sum().backward()
+                for name, parameter in module.named_parameters():
+                    assert isinstance(parameter, DTensor) == (name.partition(".")[0] in names), f"{what}: {name}"
+                    whole = replicate_fsdp.whole(parameter.grad).unique().tolist()
+                    assert whole == [1.5], f"{what}, step {step}: {name}"
+                sgd.step()
+                sgd.zero_grad()
+                weight -= 3.0
 
     world.run(body)
 
