@@ -12,7 +12,7 @@ from torch import nn
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
-from suites.dynamo import counting
+from suites.dynamo import asserting, counting
 from suites.dynamo.objects import known, summed
 
 SAME = "torch.compile: the compiled function does what the function does"
@@ -283,35 +283,6 @@ def test_match(world: World) -> None:
         assert not wrong, "\n".join(wrong)
 
 
-def _assert(x: torch.Tensor, k: Any) -> Any:
-    y = summed(x)
-    assert k == "a"
-    return y + 1
-
-
-def _assert_with_text(x: torch.Tensor, k: Any) -> Any:
-    y = summed(x)
-    assert k == "a", "no such kind"
-    return y + 1
-
-
-def _assert_with_formatted_text(x: torch.Tensor, k: Any) -> Any:
-    y = summed(x)
-    assert k in ("a", 3), f"no kind {k}"
-    return y + 1
-
-
-def _assert_in_call(x: torch.Tensor, k: Any) -> Any:
-    return _assert_with_text(x * 2, k) + 1
-
-
-def _assert_caught(x: torch.Tensor, k: Any) -> Any:
-    try:
-        return _assert_with_text(x, k)
-    except AssertionError:
-        return summed(x) * 5
-
-
 @requirement(
     "DYN-STATEMENT-3304",
     "An assert in compiled code whose condition is no tensor raises AssertionError with its text, as uncompiled.",
@@ -319,8 +290,8 @@ def _assert_caught(x: torch.Tensor, k: Any) -> Any:
 )
 @pytest.mark.parametrize(
     "function",
-    [_assert, _assert_with_text, _assert_with_formatted_text, _assert_in_call, _assert_caught],
-    ids=lambda f: f.__name__.strip("_").replace("_", "-"),
+    [asserting.alone, asserting.with_text, asserting.with_formatted_text, asserting.in_call, asserting.caught],
+    ids=lambda f: f.__name__.replace("_", "-"),
 )
 @pytest.mark.world(2)
 def test_asserted(world: World, function: Callable[[torch.Tensor, Any], Any]) -> None:
