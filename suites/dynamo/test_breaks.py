@@ -207,3 +207,85 @@ def test_explained(world: World, function: Callable[[torch.Tensor], torch.Tensor
         assert counter.graphs == breaks + 1
 
     world.run(body)
+
+
+def _before_loop(x: torch.Tensor) -> torch.Tensor:
+    x = functional.all_reduce(x, "sum", dist.group.WORLD)
+    dynamo.graph_break()
+    for _ in range(3):
+        x = x + 1
+    return x
+
+
+def _after_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + 1
+    dynamo.graph_break()
+    return x * 2
+
+
+def _in_loop_that_returns(x: torch.Tensor) -> torch.Tensor:
+    for k in range(3):
+        x = x + 1
+        if k == 1:
+            dynamo.graph_break()
+            return x * 2
+    return x
+
+
+def _in_inner_loop_that_returns(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        while True:
+            x = x + 1
+            dynamo.graph_break()
+            return x * 2
+    return x
+
+
+def _in_branch_before_loop(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    if x.dim() == 1:
+        dynamo.graph_break()
+        return x * 2
+    for _ in range(3):
+        x = x + 1
+    return x
+
+
+def _in_branch_after_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + 1
+    if x.dim() == 1:
+        dynamo.graph_break()
+        return x * 2
+    return x
+
+
+LOOPS = (
+    _before_loop,
+    _after_loop,
+    _in_loop_that_returns,
+    _in_inner_loop_that_returns,
+    _in_branch_before_loop,
+    _in_branch_after_loop,
+)
+"""Functions with a loop whose graph breaks outside of it, or where the loop ends."""
+
+
+@requirement(
+    "DYN-BREAK-3300",
+    "A graph break outside a loop, or on a path that returns from it, cuts the function into two graphs.",
+    source="torch.compile: fullgraph=False; torch.compiler.config: graph breaks in loops skip the frame",
+)
+@pytest.mark.world(2)
+def test_loops(world: World) -> None:
+    """Compare each with uncompiled code, and count its graphs."""
+
+    def body(rank: Rank) -> None:
+        for function in LOOPS:
+            x = torch.arange(2.0, device=rank.device) + rank.index
+            compiled, counter = dynamo.compiled(function, backend="eager", fullgraph=False)
+            assert_same(function(x), compiled(x), function.__name__)
+            assert counter.graphs == 2, f"{function.__name__}: {counter.graphs} graphs"
+
+    world.run(body)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+
+
 import math
 import operator
 from collections.abc import Callable
@@ -162,7 +164,7 @@ def _in_context(x: torch.Tensor, stops: Any, error: Any) -> Any:
             y = y + 10
     except Exception:
         caught = "error"
-    return y * 2, caught, context.seen[:4]
+    return y * 2, caught, context.seen
 
 
 def _in_both(x: torch.Tensor, stops: Any, error: Any) -> Any:
@@ -175,7 +177,7 @@ def _in_both(x: torch.Tensor, stops: Any, error: Any) -> Any:
                 raise error("no")
     except Exception:
         caught = "error"
-    return y * 2, caught, outer.seen[:4], inner.seen[:4]
+    return y * 2, caught, outer.seen, inner.seen
 
 
 CONTEXTS: dict[str, Case] = {
@@ -188,8 +190,8 @@ CONTEXTS: dict[str, Case] = {
 
 @requirement(
     "DYN-CALLED-1902",
-    "In compiled code, __exit__ of a user's context manager has the class and the value of the error that ends its "
-    "block, or None.",
+    "In compiled code, __exit__ of a user's context manager has the class, value and traceback of the error that ends "
+    "its block, or None.",
     source="Python: object.__exit__; torch.compile",
 )
 @pytest.mark.world(2)
@@ -198,6 +200,73 @@ def test_contexts(world: World) -> None:
 
     def body(rank: Rank) -> list[str]:
         return unlike(rank, CONTEXTS, fullgraph=True)
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+def _refuse(*numbers: float, k: float = 0.0, scale: float = 1.0) -> float:
+    raise ValueError(f"{numbers}, {k}, {scale}")
+
+
+def _add(a: float, b: float = 10.0, k: float = 100.0, scale: float = 1000.0) -> float:
+    return a + b + k + scale
+
+
+class Refusing:
+    """A class that can't be instantiated with certain numbers, and whose method raises an error."""
+
+    def __init__(self, k: float = 0.0) -> None:
+        if k:
+            raise ValueError(k)
+
+    def refuse(self, *, k: float) -> float:
+        raise ValueError(k)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "function": lambda: _refuse(k=3.0),
+    "with positions": lambda: _refuse(1.0, 2.0, scale=3.0),
+    "class": lambda: Refusing(k=3.0),
+    "method": lambda: Refusing().refuse(k=3.0),
+    "partial": lambda: functools.partial(_refuse, k=3.0)(scale=4.0),
+    "argument": lambda: _add(1.0, k=_refuse(scale=3.0)),
+    "builtin": lambda: int("a", base=10),
+    "strict zip": lambda: list(zip([1], [], strict=True)),
+}
+"""Calls with keywords that raise ValueError."""
+
+
+@requirement(
+    "DYN-CALLED-3300",
+    "In compiled code, a call after one that raised an error gets its own arguments only, whatever keywords the failed "
+    "one had.",
+    source="Python: Calls; torch.compile: the compiled function does what the function does",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the error of a strict zip cannot be caught")
+@pytest.mark.world(2)
+def test_after_failed_calls(world: World) -> None:
+    """Call by position in a handler, in finally, and after both, each after calls of several kinds have failed."""
+
+    def handled(x: torch.Tensor, call: Callable[[], Any]) -> Any:
+        found: list[Any] = []
+        try:
+            call()
+        except ValueError:
+            found.append(_add(1.0, 2.0))
+        finally:
+            found.append(_add(3.0))
+        return summed(x) * _add(4.0, 5.0), found
+
+    def directly(x: torch.Tensor) -> Any:
+        try:
+            _refuse(1.0, k=3.0, scale=5.0)
+        except ValueError:
+            return summed(x) * _add(1.0, 2.0)
+
+    def body(rank: Rank) -> list[str]:
+        cases: dict[str, Case] = {name: (handled, (call,)) for name, call in REFUSED.items()}
+        return unlike(rank, cases | {"directly": (directly, ())}, fullgraph=True)
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)

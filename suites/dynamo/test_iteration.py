@@ -90,6 +90,41 @@ def _from_another() -> Any:
     return _outcome(drawn), found
 
 
+def _from_each() -> Any:
+    def outer() -> Any:
+        yield from iter([1, 2])
+        yield from map(abs, (-3, 4))
+        yield from zip([5], [6], strict=False)
+        yield from enumerate("a")
+        yield from filter(None, [0, 7])
+        yield from reversed([8, 9])
+        yield from itertools.repeat(10, 2)
+        yield from itertools.chain([11], (12,))
+        yield from range(13, 15)
+        yield from {"b": 1}.items()
+        yield from (k * 2 for k in (15, 16))
+        yield from itertools.islice(itertools.count(40), 3)
+
+    return list(outer())
+
+
+def _returned() -> Any:
+    def counted(value: Any) -> Any:
+        yield 1
+        return value
+
+    def ended(value: Any) -> Any:
+        given = counted(value)
+        next(given)
+        try:
+            next(given)
+        except StopIteration as error:
+            return error.value, error.args
+        return "not ended"
+
+    return [ended(value) for value in (None, 0, 5, (1, 2), "a")], list(counted(3))
+
+
 ITERATED: dict[str, Callable[[], Any]] = {
     "iter": lambda: _consumed(iter),
     "map": lambda: _consumed(lambda items: map(abs, items)),
@@ -119,6 +154,8 @@ ITERATED: dict[str, Callable[[], Any]] = {
     "generator with StopIteration": lambda: _asked_again(StopIteration),
     "generator that is sent to": _sent,
     "generator from another": _from_another,
+    "generator from iterators": _from_each,
+    "generator that returns": _returned,
     "sum": lambda: (sum([1, 2], start=3), sum(k for k in (4, 5))),
     "extremes": lambda: (max(iter([1, 3, 2])), min((), default=7), max(["a", "bb"], key=len)),
     "any and all": lambda: (any(k > 1 for k in (1, 2)), all(iter([1, 0]))),

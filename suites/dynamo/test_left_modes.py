@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -208,3 +210,53 @@ def test_decorated(world: World) -> None:
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
+
+
+class Subtracting(TorchFunctionMode):
+    """Subtracts where torch.add is called, and so does the same if it is entered twice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (torch.sub if func is torch.add else func)(*args, **(kwargs or {}))
+
+
+BROKEN = MODES | {
+    # before 2.13, a graph cannot break twice in a function's mode
+    **({} if runs_with("<2.13") else {"function mode": lambda device: Subtracting()}),
+    "enable_grad": lambda device: torch.enable_grad(),
+    "set_grad_enabled": lambda device: torch.set_grad_enabled(False),
+}
+"""Modes that hold on both sides of a graph break."""
+
+
+@requirement(
+    "DYN-MODE-3300",
+    "A mode that compiled code enters holds for all of its block, also after the graph breaks there.",
+    source="torch.no_grad; torch.autocast; torch.overrides.TorchFunctionMode; torch.compile: fullgraph=False",
+)
+@pytest.mark.parametrize("mode", BROKEN)
+@pytest.mark.world(2)
+def test_graph_breaks(world: World, mode: str) -> None:
+    """Add and multiply in a block, between its graph breaks, and after it unless the mode changes functions."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = functional.all_reduce(x, "sum", dist.group.WORLD)
+        results = []
+        with BROKEN[mode](x.device.type):
+            results.append(torch.add(torch.mm(y, w), 1))
+            dynamo.graph_break()
+            results.append(torch.add(torch.mm(y, w), 3))
+            dynamo.graph_break()
+            results.append(torch.mm(torch.add(y, w), w))
+        return results if mode == "function mode" else [*results, torch.mm(y, w)]
+
+    def body(rank: Rank) -> None:
+        x = torch.full((2, 2), float(rank.index + 1), device=rank.device)
+        w = torch.full((2, 2), 1.5, device=rank.device, requires_grad=True)
+        compiled, _ = dynamo.compiled(step, backend="eager", fullgraph=False)
+        right, *found = [
+            [(str(y.dtype), y.requires_grad, y.tolist()) for y in function(x, w)]
+            for function in (step, compiled, compiled)
+        ]
+        assert found == [right, right]
+
+    world.run(body)
