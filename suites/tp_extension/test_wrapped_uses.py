@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -200,6 +200,18 @@ class Doubled:
         self.values = 2 * self.values
 
 
+@dataclass
+class Derived:
+    """Numbers of which others are made."""
+
+    values: torch.Tensor
+    others: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make them."""
+        self.others = 2 * self.values
+
+
 def returned(kind: str, values: torch.Tensor) -> Any:
     """Put a tensor into an output."""
     if kind == "dict":
@@ -208,7 +220,7 @@ def returned(kind: str, values: torch.Tensor) -> Any:
         result: defaultdict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(1))
         result["values"] = values
         return result
-    return Doubled(values) if kind == "initialized" else Kept(values)
+    return {"initialized": Doubled, "derived": Derived}.get(kind, Kept)(values)
 
 
 class Returning(nn.Module):
@@ -229,7 +241,7 @@ class Returning(nn.Module):
     "__post_init__ or an instance of a class of dict.",
     source=SOURCE,
 )
-@pytest.mark.parametrize("kind", ["dict", "dataclass", "initialized", "class of dict"])
+@pytest.mark.parametrize("kind", ["dict", "dataclass", "initialized", "derived", "class of dict"])
 @pytest.mark.world(2)
 def test_outputs(world: World, kind: str) -> None:
     """Return a tensor in a dict, a dataclass, or one with more to it, and compute gradients."""
