@@ -25,7 +25,6 @@ class Batches:
 
 TRUTHS: dict[str, Callable[[Batches], Any]] = {
     "length": len,
-    "branch": lambda batches: 2 if batches else 3,
     "bool": bool,
     "not": lambda batches: not batches,
 }

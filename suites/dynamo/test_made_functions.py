@@ -47,13 +47,18 @@ def test_defaults(world: World, way: Callable[[torch.Tensor], Any]) -> None:
         assert not wrong, "\n".join(wrong)
 
 
+def _scaled(x: torch.Tensor) -> Iterator[Any]:
+    yield x * 2
+    yield x * 3
+
+
 def _scales(x: torch.Tensor) -> Iterator[Any]:
     yield x * 2
     return x * 3
 
 
 def _values(x: torch.Tensor) -> Iterator[Any]:
-    yield from _scales(x)
+    yield from _scaled(x)
 
 
 def _result(x: torch.Tensor) -> Iterator[Any]:
