@@ -121,3 +121,35 @@ def test_other_places(world: World, places: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+FIRST: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "overlapping": lambda buffer: (buffer[:4], buffer[2:6]),
+    "own memory": lambda buffer: (buffer[:4], buffer[2:6].clone()),
+}
+"""What code is given first, of a buffer."""
+
+
+@requirement(
+    "DYN-ARG-3765",
+    "Compiled code that changes one of its arguments also reads the change in another one, if they share memory in "
+    "this call.",
+    source="torch.compile: the compiled function does what the function does; pytorch/pytorch#139789",
+)
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.world(2)
+def test_overlapping_later(world: World, first: str) -> None:
+    """Call code with tensors that overlap or do not, and then with slices of a buffer that overlap."""
+
+    def body(rank: Rank) -> list[Any]:
+        torch.compiler.reset()
+        compiled = torch.compile(one_changed, backend="aot_eager", fullgraph=True)
+        found: list[Any] = []
+        for function in one_changed, compiled:
+            function(*FIRST[first](torch.arange(8.0, device=rank.device)))
+            buffer = torch.arange(8.0, device=rank.device)
+            found.append((function(buffer[:4], buffer[2:6]) + 0).tolist())
+        return found
+
+    for expected, observed in world.run(body):
+        assert observed == expected, f"{first} first: sums {expected} uncompiled, {observed} compiled"
