@@ -2,7 +2,7 @@
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 sgd_nesterov_gradients.py
-# It exits with 1 where the defect is there. With foreach=False it is not. A gradient that is used twice gives other steps.
+# It exits with 1 where the defect is there. Where gradients are used twice, steps differ from those of foreach=False.
 
 import sys
 from datetime import timedelta
