@@ -41,7 +41,7 @@ class Two(nn.Module):
 @requirement(
     "RFSDP-ACCUM-3805",
     "Gradients of backwards without synchronization add up as on one device, however a forward combines parameters.",
-    source="torch.nn.parallel.DistributedDataParallel.no_sync; torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
+    source="torch.nn.parallel.DistributedDataParallel.no_sync; torch.distributed.fsdp: set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("combined", COMBINED)
 @pytest.mark.world(2)
