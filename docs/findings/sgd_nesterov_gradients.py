@@ -2,7 +2,7 @@
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 sgd_nesterov_gradients.py
-# It exits with 1 where the defect is there. A gradient that is used twice gives other steps than with foreach=False.
+# It exits with 1 where the defect is there. Where gradients are used twice, steps differ from those of foreach=False.
 
 import sys
 from datetime import timedelta
