@@ -448,7 +448,7 @@ def test_wrapped_again(world: World) -> None:
 
 @requirement(
     "DDP-AGAIN-3658",
-    "A module can be wrapped again once the default group was destroyed and made anew, and averages over its ranks.",
+    "A module that is wrapped again, in a default group that was made anew, averages over its ranks.",
     source=f"{SOURCE}: process_group, 'If None, the default process group'; torch.distributed.destroy_process_group",
 )
 @spmd(3, timeout=120)

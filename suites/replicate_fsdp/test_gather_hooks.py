@@ -140,8 +140,8 @@ def test_coded(world: World) -> None:
 
 @requirement(
     "RFSDP-EXT-3674",
-    "Parameters of a tensor subclass with gather hooks may be managed on the meta device, and keep the class and the "
-    "hooks when they get memory.",
+    "Parameters of a tensor subclass with gather hooks, managed on the meta device, keep their class with its hooks "
+    "when they get memory.",
     source=f"{SOURCE}; torch.nn.Module.to_empty",
 )
 @pytest.mark.world(2)

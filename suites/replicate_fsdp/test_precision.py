@@ -381,8 +381,8 @@ def test_frozen_dtypes(world: World) -> None:
 
 @requirement(
     "RFSDP-FROZEN-3654",
-    "Frozen parameters of eight bits, beside trainable ones, keep their dtype and elements, and a param_dtype that is "
-    "wider has these.",
+    "Frozen parameters of eight bits, beside trainable ones, keep their dtype, also where a wider param_dtype has "
+    "their elements.",
     source=f"{SOURCE}: param_dtype; torch.distributed.fsdp.fully_shard",
 )
 @pytest.mark.world(2)
