@@ -60,34 +60,37 @@ def choose(
     least 63 % as good as the best choice).  What then is left of the time goes to the shortest of the other tests.
     ``expected``: seconds by test; ``requirements`` and ``notices``: ids and names by test.
     """
-    asked: set[str] = set()
-    noticed: set[str] = set()
-    chosen: dict[str, float] = {}
+    worth = {
+        nodeid: {
+            *(("asks", each) for each in requirements.get(nodeid, ())),
+            *(("notices", each) for each in notices.get(nodeid, ())),
+        }
+        for nodeid in expected
+    }
+    cost = {nodeid: seconds + BETWEEN for nodeid, seconds in expected.items()}
+    covered: set[tuple[str, str]] = set()
+    chosen: list[str] = []
     spent = 0.0
-
-    def density(nodeid: str) -> float:
-        new = len(set(requirements.get(nodeid, ())) - asked) + len(set(notices.get(nodeid, ())) - noticed)
-        return new / (expected[nodeid] + BETWEEN)
-
-    heap = [(-density(nodeid), i, nodeid) for i, nodeid in enumerate(expected)]
+    heap = [(-len(worth[nodeid]) / cost[nodeid], i, nodeid) for i, nodeid in enumerate(expected)]
     heapq.heapify(heap)
     while heap:
-        was, i, nodeid = heapq.heappop(heap)
-        now = -density(nodeid)
-        if now == 0 or spent + expected[nodeid] + BETWEEN > budget:
+        _, i, nodeid = heapq.heappop(heap)
+        density = -len(worth[nodeid] - covered) / cost[nodeid]
+        if density == 0 or spent + cost[nodeid] > budget:
             continue
-        if now > was and heap and now > heap[0][0]:  # worth less than when it was put there: others have come first
-            heapq.heappush(heap, (now, i, nodeid))
+        if heap and density > heap[0][0]:  # worth less than when it was put there: others have come first
+            heapq.heappush(heap, (density, i, nodeid))
             continue
-        chosen[nodeid] = expected[nodeid]
-        spent += expected[nodeid] + BETWEEN
-        asked |= set(requirements.get(nodeid, ()))
-        noticed |= set(notices.get(nodeid, ()))
+        chosen.append(nodeid)
+        spent += cost[nodeid]
+        covered |= worth[nodeid]
+    first = set(chosen)
     for nodeid in sorted(expected, key=expected.__getitem__):
-        if nodeid not in chosen and spent + expected[nodeid] + BETWEEN <= budget:
-            chosen[nodeid] = expected[nodeid]
-            spent += expected[nodeid] + BETWEEN
-    return Chosen(list(chosen), spent, len(asked), len(noticed))
+        if nodeid not in first and spent + cost[nodeid] <= budget:
+            chosen.append(nodeid)
+            spent += cost[nodeid]
+    asked = sum(kind == "asks" for kind, _ in covered)
+    return Chosen(chosen, spent, asked, len(covered) - asked)
 
 
 def in_order(nodeids: Sequence[str], chosen: Sequence[str]) -> list[str]:
