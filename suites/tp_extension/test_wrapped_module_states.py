@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 from fixtures.tensors import numbers
-from fixtures.wrapped import STRATEGIES, Two, Weight, gathered, wrapped
+from fixtures.wrapped import STRATEGIES, Two, Weight, whole_tensors, wrapped
 from harness import Rank, World, assert_same_all, requirement
 from harness.stacks import tp_extension
 
@@ -48,11 +48,13 @@ def test_attached(world: World) -> None:
 
             model, other = made(2.0), made(3.0)
             parts = {"more": model.module.more, "0.more": model.module[0].module.more}
-            expected = {f"{name}.{key}": v for name, part in parts.items() for key, v in part.state_dict().items()}
+            expected = whole_tensors(
+                {f"{name}.{key}": v for name, part in parts.items() for key, v in part.state_dict().items()}
+            )
             for each in model, other:
                 FullyShardedDataParallel.set_state_dict_type(each, kind)
             state = model.state_dict()
-            whole = {key: gathered(v) if hasattr(v, "to_local") else v for key, v in state.items()}
+            whole = whole_tensors(state)
             assert set(whole) == {*expected, "0.a", "0.b", "1.a", "1.b"}, f"{what}: {sorted(whole)}"
             assert_same_all(expected, {key: whole[key] for key in expected}, what)
             result = other.load_state_dict(state)
@@ -62,7 +64,7 @@ def test_attached(world: World) -> None:
                 for name, part in (("more", other.module.more), ("0.more", other.module[0].module.more))
                 for key, v in part.state_dict().items()
             }
-            assert_same_all(expected, found, f"{what}: loaded")
+            assert_same_all(expected, whole_tensors(found), f"{what}: loaded")
 
     world.run(body)
 
@@ -130,8 +132,8 @@ def test_changed_in_place(world: World) -> None:
                 for kind in FULL, SHARDED:
                     with FullyShardedDataParallel.state_dict_type(model, kind):
                         state = model.state_dict()
-                    whole = {key: gathered(v) if hasattr(v, "to_local") else v for key, v in state.items()}
+                    whole = whole_tensors(state)
                     expected = {"0.weight": torch.full((5,), 2.0**step), "1.weight": torch.full((3,), 2.0**step)}
-                    assert_same_all(expected, {key: value.cpu() for key, value in whole.items()}, f"{what}, {kind}")
+                    assert_same_all(expected, whole, f"{what}, {kind}")
 
     world.run(body)

@@ -25,8 +25,6 @@ from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
-# offloading loses states that are on the host already, a known defect
-WHOLE = FullOptimStateDictConfig(rank0_only=False, offload_to_cpu=False)
 FULL, SHARDED = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT
 
 
