@@ -41,6 +41,85 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "collectives": ("torch.distributed._functional_collectives", "torch.distributed.nn.functional"),
 }
 """The modules of each component that are mutated; the first is the source under test."""
+_DTENSOR, _FSDP, _CHECKPOINT = "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"
+FOUNDATIONS: dict[str, tuple[str, ...]] = {
+    "replicate": (
+        "torch.distributed._composable.contract",
+        "torch.distributed._composable_state",
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+        "torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks",
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+        "torch.distributed.algorithms.join",
+        "torch.distributed.optim.zero_redundancy_optimizer",
+        "torch.distributed.utils",
+    ),
+    "replicate_fsdp": (
+        "torch.distributed._composable.checkpoint_activation",
+        "torch.distributed._state_dict_utils",
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        f"{_CHECKPOINT}.default_planner",
+        f"{_CHECKPOINT}.filesystem",
+        f"{_CHECKPOINT}.optimizer",
+        f"{_CHECKPOINT}.planner_helpers",
+        f"{_CHECKPOINT}.resharding",
+        f"{_CHECKPOINT}.state_dict",
+        f"{_CHECKPOINT}.state_dict_loader",
+        f"{_CHECKPOINT}.state_dict_saver",
+        f"{_CHECKPOINT}.utils",
+    ),
+    "tp_extension": (
+        f"{_DTENSOR}._api",
+        f"{_DTENSOR}._collective_utils",
+        f"{_DTENSOR}._dispatch",
+        f"{_DTENSOR}._dtensor_spec",
+        f"{_DTENSOR}._op_schema",
+        f"{_DTENSOR}._ops._common_rules",
+        f"{_DTENSOR}._ops._conv_ops",
+        f"{_DTENSOR}._ops._einsum_strategy",
+        f"{_DTENSOR}._ops._embedding_ops",
+        f"{_DTENSOR}._ops._math_ops",
+        f"{_DTENSOR}._ops._matrix_ops",
+        f"{_DTENSOR}._ops._pointwise_ops",
+        f"{_DTENSOR}._ops._random_ops",
+        f"{_DTENSOR}._ops._tensor_ops",
+        f"{_DTENSOR}._ops._view_ops",
+        f"{_DTENSOR}._ops.utils",
+        f"{_DTENSOR}._random",
+        f"{_DTENSOR}._redistribute",
+        f"{_DTENSOR}._sharding_prop",
+        f"{_DTENSOR}._tp_conv",
+        f"{_DTENSOR}._utils",
+        f"{_DTENSOR}.experimental._func_map",
+        f"{_DTENSOR}.parallel.api",
+        f"{_DTENSOR}.parallel.input_reshard",
+        f"{_DTENSOR}.parallel.loss",
+        f"{_DTENSOR}.parallel.style",
+        f"{_DTENSOR}.placement_types",
+        f"{_FSDP}._common_utils",
+        f"{_FSDP}._flat_param",
+        f"{_FSDP}._init_utils",
+        f"{_FSDP}._optim_utils",
+        f"{_FSDP}._runtime_utils",
+        f"{_FSDP}._shard_utils",
+        f"{_FSDP}._state_dict_utils",
+        f"{_FSDP}._traversal_utils",
+        f"{_FSDP}._unshard_param_utils",
+        f"{_FSDP}._wrap_utils",
+        f"{_FSDP}.fully_sharded_data_parallel",
+        f"{_FSDP}.sharded_grad_scaler",
+        f"{_FSDP}.wrap",
+    ),
+    "dynamo": ("torch._dynamo.backends.distributed", "torch._dynamo.variables.script_object"),
+    "collectives": (
+        "torch.distributed._mesh_layout",
+        "torch.distributed.device_mesh",
+        "torch.distributed.distributed_c10d",
+        "torch.distributed.rendezvous",
+    ),
+}
+"""The modules that these build on, of DTensor, FSDP1, checkpoints and process groups."""
+LEVELS = ("source", "all", "wide")
+"""Which modules to mutate: the source under test; all of :data:`SOURCES`; :data:`FOUNDATIONS`, too."""
 REFERENCE: dict[str, tuple[str, ...]] = {
     "replicate": ("harness.reference.replicate", "harness.reference.containers"),
     "replicate_fsdp": ("harness.reference.replicate_fsdp",),
@@ -49,10 +128,16 @@ REFERENCE: dict[str, tuple[str, ...]] = {
 """The same for the subject ``reference``."""
 
 
-def sources(component: str, subject: str = "torch") -> tuple[str, ...]:
-    """Return the modules whose mutants belong to a component, the source under test first; empty if none are known."""
+def sources(component: str, subject: str = "torch", level: str = "all") -> tuple[str, ...]:
+    """Return the modules whose mutants belong to a component, the source under test first; empty if none are known.
+
+    ``level``: one of :data:`LEVELS`.
+    """
     by_subject = {"torch": SOURCES, "reference": REFERENCE}
-    return by_subject.get(subject, {}).get(component, ())
+    modules = by_subject.get(subject, {}).get(component, ())
+    if level == "wide" and subject == "torch":
+        return modules + FOUNDATIONS.get(component, ())
+    return modules[:1] if level == "source" else modules
 
 
 @dataclass(frozen=True)

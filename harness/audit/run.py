@@ -61,11 +61,11 @@ class Plan:
     """Whose implementation of the components runs; faults are defects of torch, so other subjects have none."""
     faults: bool = True
     mutants: str = "source"
-    """``source``: mutants of the sources under test; ``all``: also of the modules that they build on; ``none``."""
+    """Of which modules there are mutants: one of :data:`harness.audit.mutants.LEVELS`, or ``none``."""
     pairs: int = 0
     """Number of pairs of mutants of each component, always the same ones: two edits at once."""
     sample: int = 0
-    """Number of faults, mutants and pairs of each component, always the same ones; 0: all."""
+    """Number of faults, mutants and pairs of each component, always the same ones, from its modules in turn; 0: all."""
     names: tuple[str, ...] = ()
     """Only defects whose name contains one of these; empty: all."""
     only: frozenset[str] = frozenset()
@@ -110,8 +110,7 @@ def targets(plan: Plan) -> list[Target]:
                 chosen.append(Target(defect, functools.partial(_fault, fault.name), about=about))
     if plan.mutants != "none":
         for component in plan.components:
-            sources = mutants.sources(component, plan.subject)
-            modules = sources if plan.mutants == "all" else sources[:1]
+            modules = mutants.sources(component, plan.subject, plan.mutants)
             found = [m for module in modules for m in mutants.mutants(module)]
             chosen += [_edited(component, MUTANT, (mutant,)) for mutant in found]
             chosen += [_edited(component, PAIR, pair) for pair in _pairs(found, plan.pairs)]
@@ -126,10 +125,14 @@ def targets(plan: Plan) -> list[Target]:
 
 def _sample(all_targets: Sequence[Target], count: int) -> list[Target]:
     """Return ``count`` targets of each component and sort, always the same ones."""
-    groups: dict[tuple[str, str], list[Target]] = {}
+    groups: dict[tuple[str, str], dict[str, list[Target]]] = {}
     for target in sorted(all_targets, key=lambda t: hashlib.sha256(t.defect.name.encode()).digest()):
-        groups.setdefault((target.defect.component, target.defect.sort), []).append(target)
-    chosen = {t.defect.name for group in groups.values() for t in group[:count]}
+        by_module = groups.setdefault((target.defect.component, target.defect.sort), {})
+        by_module.setdefault(target.mutants[0].module if target.mutants else "", []).append(target)
+    chosen: set[str] = set()
+    for by_module in groups.values():
+        turns = (t for turn in itertools.zip_longest(*by_module.values()) for t in turn if t is not None)
+        chosen |= {t.defect.name for t in itertools.islice(turns, count)}
     return [t for t in all_targets if t.defect.name in chosen]
 
 
@@ -184,10 +187,12 @@ class Audit:
         self.kills: Counter[str] = Counter()
         self.equivalent = equivalents(root / EQUIVALENT)
         self.environment = {**environment({}), "torch": torch_version(), "subject": plan.subject}
-        files = [sites.file(m) for c in plan.components for m in mutants.sources(c, plan.subject)]
+        level = "wide" if plan.mutants == "wide" else "all"
+        files = [sites.file(m) for c in plan.components for m in mutants.sources(c, plan.subject, level)]
         self.files = list(dict.fromkeys(files))
         about = [plan.subject] if plan.subject != TORCH else []
-        about += [*plan.components, *(["again"] if plan.again else [] if plan.traces else ["faults"])]
+        about += [*plan.components, *(["again"] if plan.again else ["faults"] if not plan.traces else [])]
+        about += ["wide"] if plan.traces and level == "wide" else []
         self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{'-'.join(about)}.jsonl")
         self._read()
 

@@ -57,7 +57,8 @@ def audit(
     mutants: Annotated[
         str,
         typer.Option(
-            help="Which mutants to include. source: of the sources under test; all: also of what they use; none."
+            help="Which mutants to include. source: of the sources under test; all: also of what they use; "
+            "wide: also of DTensor, FSDP1, checkpoints and process groups; none."
         ),
     ] = "source",
     pairs: Annotated[
@@ -65,7 +66,10 @@ def audit(
         typer.Option(help="How many pairs of mutants (two edits at once) of each component, always the same.", min=0),
     ] = 0,
     sample: Annotated[
-        int, typer.Option(help="How many faults and mutants of each component, always the same ones. 0: all.")
+        int,
+        typer.Option(
+            help="How many faults and mutants of each component, from its modules in turn, always the same. 0: all."
+        ),
     ] = 0,
     subject: Subject = "torch",
     name: Annotated[
@@ -95,14 +99,15 @@ def audit(
     Run it where the suites are. An interrupted audit continues where it stopped, as long as nothing has changed. Exits
     with 1 if a test fails without a defect, or if an earlier audit (--compare) detected more.
     """
+    from harness.audit.mutants import LEVELS
     from harness.audit.records import KILLED, load, shortened
     from harness.audit.run import Audit, Plan
     from harness.audit.table import COLUMNS, Shown, rows, show, show_lost, unnoticed
 
     console = Console()
     with refusing(ValueError, ImportError):
-        if mutants not in ("source", "all", "none"):
-            raise ValueError(f"--mutants {mutants}: source, all or none")
+        if mutants not in (*LEVELS, "none"):
+            raise ValueError(f"--mutants {mutants}: {', '.join(LEVELS)} or none")
         before = load(compare) if compare else None
         plan = Plan(
             components=_audited(components, subject),
@@ -135,7 +140,9 @@ def audit(
 
 def reach(
     components: Components = None,
-    mutants: Annotated[str, typer.Option(help="source: the sources under test; all: also what they use.")] = "source",
+    mutants: Annotated[
+        str, typer.Option(help="source: the sources under test; all: also what they use; wide: see audit.")
+    ] = "source",
     subject: Subject = "torch",
     workers: Processes = 0,
     launcher: Where = None,
@@ -147,7 +154,7 @@ def reach(
 
     Run it where the suites are. What an audit of the same tree has already recorded is reused.
     """
-    from harness.audit.mutants import sources
+    from harness.audit.mutants import LEVELS, sources
     from harness.audit.reach import report
     from harness.audit.run import Audit, Plan
     from harness.audit.sites import file
@@ -155,11 +162,10 @@ def reach(
 
     console = Console()
     with refusing(ValueError, ImportError):
-        if mutants not in ("source", "all"):
-            raise ValueError(f"--mutants {mutants}: source or all")
-        plan = Plan(components=_audited(components, subject), subject=subject)
-        most = None if mutants == "all" else 1
-        files = list(dict.fromkeys(file(m) for c in plan.components for m in sources(c, subject)[:most]))
+        if mutants not in LEVELS:
+            raise ValueError(f"--mutants {mutants}: {' or '.join(LEVELS)}")
+        plan = Plan(components=_audited(components, subject), subject=subject, mutants=mutants)
+        files = list(dict.fromkeys(file(m) for c in plan.components for m in sources(c, subject, mutants)))
         root = _root()
         with _places(launcher, agents_key, workers) as places, Shown(console) as shown:
             reached = Audit(root, state, plan, places=places, progress=shown).reach()

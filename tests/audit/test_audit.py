@@ -289,7 +289,7 @@ def test_killed_and_continued(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["nothing"], "no component nothing; there are collectives"),
-        (["--mutants", "some"], "--mutants some: source, all or none"),
+        (["--mutants", "some"], "--mutants some: source, all, wide or none"),
         (["--compare", "nowhere.json"], "nowhere.json: No such file or directory"),
         (["--compare", "garbage.json"], "garbage.json: not a file of `concord audit --save`"),
     ],
