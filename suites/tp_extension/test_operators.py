@@ -415,18 +415,20 @@ def test_operators(world: World, family: str) -> None:
 def test_equal_on_other_meshes(world: World) -> None:
     """Each rank has a mesh of its own; one of them compares equal tensors, and the other does not."""
 
-    def body(rank: Rank) -> list[bool]:
+    def body(rank: Rank) -> list[str]:
         mesh = [DeviceMesh(rank.device.type, [i]) for i in range(rank.size)][rank.index]
-        found = []
+        wrong = []
         for layout, changed in itertools.product((Replicate(), Shard(0), Shard(1)), range(2)):
             one = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
             other = DTensor.from_local(torch.ones(2, 3, device=rank.device), mesh, [layout])
             if rank.index == changed:
                 other.to_local()[-1, -1] += 1
-            found.append(torch.equal(one, other))
-        return found
+            answer = torch.equal(one, other)
+            if answer == (rank.index == changed):
+                wrong.append(f"{layout!r}, rank {changed} has another element: {answer}")
+        return wrong
 
-    assert world.run(body) == [[False, True] * 3, [True, False] * 3]
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(
