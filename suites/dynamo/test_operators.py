@@ -194,6 +194,24 @@ LABELED: dict[str, Case] = {
 }
 """Losses of labels that end before the others."""
 
+VOLUMES: dict[str, Case] = {f"{mode} volume": (padded(mode, *[1] * 6), (VOLUME,)) for mode in ("reflect", "replicate")}
+"""Paddings of a volume whose channels are last in memory."""
+
+SELECTED: dict[str, Case] = {
+    f"index_select of {what}": (lambda x, i: x.index_select(0, i), (x, torch.tensor([0, 0])))
+    for what, x in (("an image", IMAGE), ("a volume", VOLUME))
+}
+"""Selections of what has its channels last in memory, which are contiguous."""
+
+UNADDED: dict[str, Case] = {
+    f"addmm of {rows} rows": (
+        lambda x, a, b: torch.addmm(x, a, b, beta=0),
+        (torch.full((4,), NAN), numbers(rows, 3), numbers(3, 4)),
+    )
+    for rows in (1, 2)
+}
+"""Products that ignore what they could be added to."""
+
 SUBJECTS = {
     "formats": FORMATS,
     "strides": STRIDES,
@@ -201,6 +219,9 @@ SUBJECTS = {
     "values": VALUES,
     "joined": JOINED,
     "labeled": LABELED,
+    "volumes": VOLUMES,
+    "selected": SELECTED,
+    "unadded": UNADDED,
 }
 
 BINS = torch.tensor([1, 2, 1])
