@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import dynamo
 from harness.stacks.limit import runs_with
+from suites.dynamo.backends import INDUCTOR
 from suites.dynamo.objects import summed
 
 Operator = Callable[..., Any]
@@ -420,5 +421,29 @@ def test_recurrent_modules(world: World) -> None:
         assert counter.graphs == 1
         assert ranks.item() == rank.size
         torch.testing.assert_close(found, expected)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-OPERATOR-3901",
+    "Padded images whose channels are last, compiled by Inductor, have the values and gradients of uncompiled code.",
+    source="torch.compile; torch.nn.functional.pad: mode; torch.channels_last",
+)
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("backend", [INDUCTOR])
+@pytest.mark.world(2, timeout=180)
+def test_gradients_of_paddings(world: World, backend: str, mode: str) -> None:
+    """Pad images of the rank in a graph of their own, and give the result a gradient."""
+
+    def body(rank: Rank) -> None:
+        pad = padded(mode, 1, 1, 1, 1)
+        found = []
+        for function in dynamo.compiled(pad, backend=backend)[0], pad:
+            x = IMAGE.detach().clone().to(rank.device).requires_grad_()
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y, x, numbers(*y.shape).to(rank.device) + rank.index)
+            found.append((y.detach(), gradient))
+        torch.testing.assert_close(*found)
 
     world.run(body)
