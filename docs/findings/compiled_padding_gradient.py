@@ -23,6 +23,7 @@ def report(expected: object, observed: object) -> None:
     dist.destroy_process_group()
     sys.exit(1 if bad.item() else 0)
 
+
 @torch.compile
 def padded(x: torch.Tensor) -> torch.Tensor:
     """Repeat the edges of images."""

@@ -25,6 +25,7 @@ def report(expected: object, observed: object) -> None:
     dist.destroy_process_group()
     sys.exit(1 if bad.item() else 0)
 
+
 mesh = init_device_mesh("cpu", (2, 2))
 tokens, table = torch.tensor([3, 0, 7, 5]), torch.arange(16.0).reshape(8, 2)
 try:

@@ -24,6 +24,7 @@ def report(expected: object, observed: object) -> None:
     dist.destroy_process_group()
     sys.exit(1 if bad.item() else 0)
 
+
 model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
 model.head = nn.Linear(4, 2)
 with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):

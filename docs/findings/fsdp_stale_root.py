@@ -24,6 +24,7 @@ def report(expected: object, observed: object) -> None:
     dist.destroy_process_group()
     sys.exit(1 if bad.item() else 0)
 
+
 model = FullyShardedDataParallel(nn.Linear(2, 1, bias=False), device_id=torch.device("cpu"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
 with torch.no_grad():
