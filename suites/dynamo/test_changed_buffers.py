@@ -99,7 +99,7 @@ def states(rank: Rank, functions: list[type[Function]], how: str) -> list[Any]:
     ("how", "of"),
     [
         *(("aot_eager", of) for of in PASSES),
-        *(("aot_eager_decomp_partition", of) for of in PASSES if of != "both"),
+        *(("aot_eager_decomp_partition", of) for of in PASSES),
         *((CAPTURED, of) for of in PASSES if of != "forward"),
         pytest.param("inductor", "both", marks=INDUCTOR.marks),
     ],

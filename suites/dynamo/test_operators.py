@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import dynamo
 from harness.stacks.limit import runs_with
+from suites.dynamo.backends import INDUCTOR
 from suites.dynamo.objects import summed
 
 Operator = Callable[..., Any]
@@ -194,6 +195,24 @@ LABELED: dict[str, Case] = {
 }
 """Losses of labels that end before the others."""
 
+VOLUMES: dict[str, Case] = {f"{mode} volume": (padded(mode, *[1] * 6), (VOLUME,)) for mode in ("reflect", "replicate")}
+"""Paddings of a volume whose channels are last in memory."""
+
+SELECTED: dict[str, Case] = {
+    f"index_select of {what}": (lambda x, i: x.index_select(0, i), (x, torch.tensor([0, 0])))
+    for what, x in (("an image", IMAGE), ("a volume", VOLUME))
+}
+"""Selections of what has its channels last in memory, which are contiguous."""
+
+UNADDED: dict[str, Case] = {
+    f"addmm of {rows} rows": (
+        lambda x, a, b: torch.addmm(x, a, b, beta=0),
+        (torch.full((4,), NAN), numbers(rows, 3), numbers(3, 4)),
+    )
+    for rows in (1, 2)
+}
+"""Products that ignore what they could be added to."""
+
 SUBJECTS = {
     "formats": FORMATS,
     "strides": STRIDES,
@@ -201,6 +220,9 @@ SUBJECTS = {
     "values": VALUES,
     "joined": JOINED,
     "labeled": LABELED,
+    "volumes": VOLUMES,
+    "selected": SELECTED,
+    "unadded": UNADDED,
 }
 
 BINS = torch.tensor([1, 2, 1])
@@ -399,5 +421,29 @@ def test_recurrent_modules(world: World) -> None:
         assert counter.graphs == 1
         assert ranks.item() == rank.size
         torch.testing.assert_close(found, expected)
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-OPERATOR-3901",
+    "Padded images whose channels are last, compiled by Inductor, have the values and gradients of uncompiled code.",
+    source="torch.compile; torch.nn.functional.pad: mode; torch.channels_last",
+)
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("backend", [INDUCTOR])
+@pytest.mark.world(2, timeout=180)
+def test_gradients_of_paddings(world: World, backend: str, mode: str) -> None:
+    """Pad images of the rank in a graph of their own, and give the result a gradient."""
+
+    def body(rank: Rank) -> None:
+        pad = padded(mode, 1, 1, 1, 1)
+        found = []
+        for function in dynamo.compiled(pad, backend=backend)[0], pad:
+            x = IMAGE.detach().clone().to(rank.device).requires_grad_()
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y, x, numbers(*y.shape).to(rank.device) + rank.index)
+            found.append((y.detach(), gradient))
+        torch.testing.assert_close(*found)
 
     world.run(body)

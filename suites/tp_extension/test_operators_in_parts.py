@@ -377,9 +377,9 @@ LOOKUPS: dict[str, tuple[tuple[tuple[Placement, Placement], tuple[Placement, Pla
     "rows-over-the-first": (
         ((R, ROWS), (ROWS, R)),
         ((R, COLUMNS), (ROWS, R)),
-        ((R, R), (ROWS, ROWS)),
         ((ROWS, R), (COLUMNS, ROWS)),
     ),
+    "rows-over-both": (((R, R), (ROWS, ROWS)),),
 }
 """Placements of tokens and of a table on a mesh of two dimensions."""
 

@@ -27,9 +27,13 @@ FULL, SHARDED, LOCAL = (StateDictType[f"{kind}_STATE_DICT"] for kind in ("FULL",
     "Modules that are attached to a model after FSDP are in its state dicts, as they are, and load from them.",
     source=f"{SOURCE}.state_dict; torch.nn.Module.state_dict",
 )
+@pytest.mark.parametrize("to", ["module", "wrapper"])
 @pytest.mark.world(2)
-def test_attached(world: World) -> None:
-    """Attach a weight, with a buffer, to the root and to an FSDP module inside."""
+def test_attached(world: World, to: str) -> None:
+    """Attach a weight, with a buffer, to the root and to an FSDP module inside: to what is wrapped, or as assigned."""
+
+    def parts_of(model: Any) -> dict[str, Any]:
+        return {"": model, "0.": model.module[0]}
 
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
@@ -39,18 +43,24 @@ def test_attached(world: World) -> None:
 
             def made(factor: float, options: dict[str, Any] = options) -> Any:
                 model = wrapped(rank, nn.Sequential(wrapped(rank, Two(), **options), Two()), **options)
-                for place in model.module, model.module[0].module:
+                for place in parts_of(model).values():
                     more = nn.BatchNorm1d(3, device=rank.device)
                     with torch.no_grad():
                         more.weight.copy_(numbers(3) * factor)
-                    place.add_module("more", more)
+                    (place if to == "wrapper" else place.module).more = more
                 return model
 
+            def held(model: Any) -> dict[str, torch.Tensor]:
+                return whole_tensors(
+                    {
+                        f"{name}more.{key}": v
+                        for name, place in parts_of(model).items()
+                        for key, v in place.more.state_dict().items()
+                    }
+                )
+
             model, other = made(2.0), made(3.0)
-            parts = {"more": model.module.more, "0.more": model.module[0].module.more}
-            expected = whole_tensors(
-                {f"{name}.{key}": v for name, part in parts.items() for key, v in part.state_dict().items()}
-            )
+            expected = held(model)
             for each in model, other:
                 FullyShardedDataParallel.set_state_dict_type(each, kind)
             state = model.state_dict()
@@ -59,12 +69,7 @@ def test_attached(world: World) -> None:
             assert_same_all(expected, {key: whole[key] for key in expected}, what)
             result = other.load_state_dict(state)
             assert (result.missing_keys, result.unexpected_keys) == ([], []), what
-            found = {
-                f"{name}.{key}": v
-                for name, part in (("more", other.module.more), ("0.more", other.module[0].module.more))
-                for key, v in part.state_dict().items()
-            }
-            assert_same_all(expected, whole_tensors(found), f"{what}: loaded")
+            assert_same_all(expected, held(other), f"{what}: loaded")
 
     world.run(body)
 
