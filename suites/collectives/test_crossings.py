@@ -46,7 +46,8 @@ def test_dense(world: World, collective: str, thorough: bool) -> None:
 def test_strided_input(world: World, collective: str, layout: str, thorough: bool) -> None:
     """The output is contiguous or has an offset. Each layout has its part of the cases that cross all arguments."""
     cases = crossing(collective, world.size, thorough, layouts=[layout] if thorough else STRIDED)
-    assert_right(world, [case for case in cases if case.layout == layout])
+    # The last two are contiguous: no rank leaves before the others, even where all calls before are refused.
+    assert_right(world, [case for case in cases if case.layout in (layout, "contiguous")])
 
 
 @requirement(
