@@ -87,23 +87,25 @@ def _on_host(tensors: Tensors) -> Tensors:
 
 
 def assert_same_training(
-    alone: Sequence[Step], ranks: Sequence[Sequence[Step]], parts: Sequence[int] | None = None
+    alone: Sequence[Step], ranks: Sequence[Sequence[Step]], parts: Sequence[int] | None = None, what: str = ""
 ) -> None:
     """Require that training on ranks had the results of training alone, bit for bit, at every step.
 
     ``parts``: the index of each rank's part of the batch, in rank order; by default the rank itself.  Outputs are
     compared with the same rows of the single-device outputs, and gradients and parameters as a whole on every rank.
+    ``what``: the run, for messages.
     Errors: :class:`~harness.oracles.exact.Mismatch`, and AssertionError for another number of steps or gradients
     that the single-device run lacks.
     """
     __tracebackhide__ = True
     parts = list(range(len(ranks))) if parts is None else list(parts)
     of = max(parts) + 1
+    run = what and f"{what}: "
     for index, steps in enumerate(ranks):
         if len(steps) != len(alone):
-            raise AssertionError(f"rank {index} took {len(steps)} steps, {len(alone)} were asked for")
+            raise AssertionError(f"{run}rank {index} took {len(steps)} steps, {len(alone)} were asked for")
         for number, (expected, found) in enumerate(zip(alone, steps, strict=True), 1):
-            where = f"rank {index}, step {number}"
+            where = f"{run}rank {index}, step {number}"
             assert_same(expected.outputs.tensor_split(of)[parts[index]], found.outputs, f"{where}: outputs")
             if found.gradients is not None:
                 assert_same_all(_known(expected.gradients), found.gradients, f"{where}: gradient of")

@@ -15,6 +15,8 @@ from suites.collectives.cases import COALESCED, FUNCTIONAL, crossing
 
 BETWEEN = [name for name in COLLECTIVES if name not in IN_PLACE]
 """Collectives with an input and an output."""
+STRIDED = ("column", "transposed", "expanded")
+"""Layouts of inputs that are not contiguous."""
 
 
 @requirement(
@@ -38,12 +40,14 @@ def test_dense(world: World, collective: str, thorough: bool) -> None:
     "shape and root.",
     source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
 )
-@pytest.mark.parametrize("layout", ["column", "transposed", "expanded"])
+@pytest.mark.parametrize("layout", STRIDED)
 @pytest.mark.parametrize("collective", BETWEEN)
 @pytest.mark.world(3)
 def test_strided_input(world: World, collective: str, layout: str, thorough: bool) -> None:
-    """The output is contiguous or has an offset."""
-    assert_right(world, crossing(collective, world.size, thorough, layouts=[layout]))
+    """The output is contiguous or has an offset. Each layout has its part of the cases that cross all arguments."""
+    cases = crossing(collective, world.size, thorough, layouts=[layout] if thorough else STRIDED)
+    # The last two are contiguous: no rank leaves before the others, even where all calls before are refused.
+    assert_right(world, [case for case in cases if case.layout in (layout, "contiguous")])
 
 
 @requirement(

@@ -24,7 +24,12 @@ SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariabl
 GROUPS = pytest.mark.parametrize("members", [(0, 1, 2), (1, 2), (0, 2)], ids=["world", "without-rank-0", "ends"])
 INTEGERS = [(op, torch.int64) for op in ("SUM", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")]
 FLOATS = [(op, torch.float32) for op in ("SUM", "MAX", "MIN")]
-KINDS = {"all_reduce": INTEGERS + FLOATS, "reduce_scatter_tensor": FLOATS}
+KINDS = {
+    "all_reduce": INTEGERS + FLOATS,
+    "reduce_scatter_tensor": FLOATS,
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather", "all_to_all_single"), FLOATS[:1]),
+}
+"""The operations and dtypes of each collective that compiled code rewrites."""
 
 
 def among(world: World, ranks: tuple[int, ...], body: Callable[[Rank, Any, int, int], None]) -> None:
@@ -66,27 +71,28 @@ def issue(case: Case, given: Any, into: Any, group: Any) -> Any:
     source=SOURCE,
 )
 @GROUPS
-@pytest.mark.parametrize(
-    "name", ["all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "all_to_all_single"]
-)
 @pytest.mark.world(3)
-def test_rewritten(world: World, name: str, members: tuple[int, ...]) -> None:
-    """Use every operation in two calls with different data; the function closes over the group."""
+def test_rewritten(world: World, members: tuple[int, ...]) -> None:
+    """Use every operation in one graph, in two calls with different data; the function closes over the group."""
 
     def body(rank: Rank, group: Any, member: int, size: int) -> None:
-        for op, dtype in KINDS.get(name, FLOATS[:1]):
-            case = Case(name, op, dtype, (6,))
-            function, counter = dynamo.compiled(lambda given, into, case=case: issue(case, given, into, group))
-            for call in range(2):
-                given = inputs(case, size, member, call)[0].to(rank.device)
-                expected = outputs(case, size, member, call)
-                into = [torch.full_like(right, -1, device=rank.device) for right in expected]
-                into = [given.clone()] if name == "all_reduce" else into
-                assert function(given, into) is None
-                assert unwaited() == 0
-                for right, result in zip(expected, into, strict=True):
+        cases = [Case(name, op, dtype, (6,)) for name, kinds in KINDS.items() for op, dtype in kinds]
+        function, counter = dynamo.compiled(
+            lambda given, into: [issue(case, x, y, group) for case, x, y in zip(cases, given, into, strict=True)]
+        )
+        for call in range(2):
+            given = [inputs(case, size, member, call)[0].to(rank.device) for case in cases]
+            expected = [outputs(case, size, member, call) for case in cases]
+            into = [[torch.full_like(right, -1, device=rank.device) for right in rights] for rights in expected]
+            for place, case in enumerate(cases):
+                into[place] = [given[place].clone()] if case.collective == "all_reduce" else into[place]
+            for returned in function(given, into):
+                assert returned is None
+            assert unwaited() == 0
+            for case, rights, results in zip(cases, expected, into, strict=True):
+                for right, result in zip(rights, results, strict=True):
                     assert_same(right, result, f"{case}, call {call}")
-            assert counter.graphs == 1
+        assert counter.graphs == 1
 
     among(world, members, body)
 
@@ -205,18 +211,18 @@ def test_exchange_of_nothing(world: World) -> None:
     "One compiled function works with each group that it is given.",
     source="torch/_dynamo/variables/distributed.py; torch.compile: guards",
 )
-@pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "functional"])
 @pytest.mark.world(3)
-def test_other_groups(world: World, name: str) -> None:
-    """Pass the world, two ranks, and one rank alone, in turn and again."""
+def test_other_groups(world: World) -> None:
+    """Pass the world, two ranks, and one rank alone, in turn and again, to a function of four collectives."""
+    names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
     def body(rank: Rank) -> None:
-        case = Case("all_reduce" if name == "functional" else name, shape=(6,))
+        cases = [Case(name, shape=(6,)) for name in (*names, "all_reduce")]
 
-        def collective(given: Any, into: Any, group: Any) -> Any:
-            if name == "functional":
-                return into[0].copy_(functional.all_reduce(given, "sum", group))
-            return issue(case, given, into, group)
+        def collective(given: Any, into: Any, group: Any) -> None:
+            for case, x, y in zip(cases[:-1], given, into, strict=False):
+                issue(case, x, y, group)
+            into[-1][0].copy_(functional.all_reduce(given[-1], "sum", group))
 
         function, _ = dynamo.compiled(collective)
         everyone = [(0, 1, 2), (1, 2), (rank.index,), (0, 2)]
@@ -225,12 +231,13 @@ def test_other_groups(world: World, name: str) -> None:
             if rank.index not in members:
                 continue
             member = members.index(rank.index)
-            given = inputs(case, len(members), member, call)[0].to(rank.device)
-            expected = outputs(case, len(members), member, call)
-            into = [torch.zeros_like(e, device=rank.device) for e in expected]
-            into = [given.clone()] if case.collective == "all_reduce" else into
+            given = [inputs(case, len(members), member, call)[0].to(rank.device) for case in cases]
+            expected = [outputs(case, len(members), member, call)[0] for case in cases]
+            into = [[torch.zeros_like(right, device=rank.device)] for right in expected]
+            into[0] = [given[0].clone()]
             function(given, into, groups[members])
-            assert_same(expected[0], into[0], f"call {call} among {members}")
+            for case, right, (result,) in zip(cases, expected, into, strict=True):
+                assert_same(right, result, f"{case}, call {call} among {members}")
 
     world.run(body)
 
@@ -341,26 +348,29 @@ def gradient(name: str, weights: list[torch.Tensor], index: int) -> torch.Tensor
     source="torch/distributed/_functional_collectives.py: register_autograd",
 )
 @pytest.mark.parametrize("how", ["compiled", "uncompiled"])
-@pytest.mark.parametrize("collective", [_summed, _gathered, _scattered, _exchanged], ids=lambda f: f.__name__[1:])
 @pytest.mark.world(2, 3)
-def test_gradients(world: World, collective: Callable[[torch.Tensor], torch.Tensor], how: str) -> None:
-    """Each rank weights every element of its output differently; the expected gradient uses all weights."""
+def test_gradients(world: World, how: str) -> None:
+    """Each rank weights every element of its outputs differently; the expected gradient uses all weights."""
+    collectives = (_summed, _gathered, _scattered, _exchanged)
 
     def body(rank: Rank) -> None:
         size = rank.size
 
-        def weighted(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return (collective(x) * weights).sum()
+        def weighted(xs: list[torch.Tensor], weights: list[torch.Tensor]) -> torch.Tensor:
+            pairs = zip(collectives, xs, weights, strict=True)
+            return torch.stack([(collective(x) * weight).sum() for collective, x, weight in pairs]).sum()
 
         function, counter = dynamo.compiled(weighted) if how == "compiled" else (weighted, None)
         for call in range(2):
-            x = (torch.arange(2.0 * size, device=rank.device) + rank.index + call).requires_grad_()
-            counts = {"_gathered": 2 * size * size, "_scattered": 2}.get(collective.__name__, 2 * size)
-            weights = [torch.arange(float(counts)) + 10 * i + 1 for i in range(size)]
-            function(x, weights[rank.index].to(rank.device)).backward()
-            expected = gradient(collective.__name__, weights, rank.index)
-            assert x.grad is not None
-            assert_same(expected, x.grad + 0, f"gradient of call {call}")
+            start = torch.arange(2.0 * size, device=rank.device) + rank.index + call
+            xs = [(start + 3 * place).requires_grad_() for place in range(len(collectives))]
+            counts = (2 * size, 2 * size * size, 2, 2 * size)
+            weights = [[torch.arange(float(count)) + 10 * i + 1 for i in range(size)] for count in counts]
+            function(xs, [of_ranks[rank.index].to(rank.device) for of_ranks in weights]).backward()
+            for collective, x, of_ranks in zip(collectives, xs, weights, strict=True):
+                name = collective.__name__
+                assert x.grad is not None
+                assert_same(gradient(name, of_ranks, rank.index), x.grad + 0, f"gradient of {name}, call {call}")
         assert counter is None or counter.graphs == 1
 
     world.run(body)
@@ -425,40 +435,41 @@ def test_read_before_overwritten(world: World, backend: str, when: str) -> None:
     world.run(body)
 
 
+USES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cast": lambda x: x.double(),
+    "clone": lambda x: x.clone(),
+    "cat": lambda x: torch.cat([x, x]),
+    "view": lambda x: x.view(2, 2).t() + 1,
+    "slice-cast": lambda x: x[1:].double(),
+    "bfloat16": lambda x: x.to(torch.bfloat16),
+    "detach": lambda x: x.detach() * 2,
+    "list": lambda x: torch.tensor(x.tolist()),
+    "numpy": lambda x: torch.from_numpy(x.cpu().numpy()) + 1,
+}
+"""Operations on a result."""
+
+
 @requirement(
     "DYN-COLL-08",
     "An operation on the result of a functional collective uses the completed result, inside or outside of "
     "compiled code.",
     source="torch/distributed/_functional_collectives.py: AsyncCollectiveTensor",
 )
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda x: x.double(),
-        lambda x: x.clone(),
-        lambda x: torch.cat([x, x]),
-        lambda x: x.view(2, 2).t() + 1,
-        lambda x: x[1:].double(),
-        lambda x: x.to(torch.bfloat16),
-        lambda x: x.detach() * 2,
-        lambda x: torch.tensor(x.tolist()),
-        lambda x: torch.from_numpy(x.cpu().numpy()) + 1,
-    ],
-    ids=["cast", "clone", "cat", "view", "slice-cast", "bfloat16", "detach", "list", "numpy"],
-)
 @pytest.mark.world(2)
-def test_result(world: World, use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_result(world: World) -> None:
     """Use it right after an all_reduce: uncompiled, in the same graph, and in a graph that is given the result."""
 
     def body(rank: Rank) -> None:
-        def both(x: torch.Tensor) -> torch.Tensor:
-            return use(functional.all_reduce(x, "sum", dist.group.WORLD))
+        for name, use in USES.items():
 
-        given, right = torch.arange(4.0, device=rank.device) + rank.index, use(2 * torch.arange(4.0) + 1)
-        assert_same(right, both(given) + 0, "uncompiled")
-        assert_same(right, dynamo.compiled(both, fullgraph=False)[0](given) + 0, "compiled")
-        before = functional.all_reduce(given, "sum", dist.group.WORLD)
-        assert_same(right, dynamo.compiled(use, fullgraph=False)[0](before) + 0, "given")
+            def both(x: torch.Tensor, use: Callable[[torch.Tensor], torch.Tensor] = use) -> torch.Tensor:
+                return use(functional.all_reduce(x, "sum", dist.group.WORLD))
+
+            given, right = torch.arange(4.0, device=rank.device) + rank.index, use(2 * torch.arange(4.0) + 1)
+            assert_same(right, both(given) + 0, f"{name}, uncompiled")
+            assert_same(right, dynamo.compiled(both, fullgraph=False)[0](given) + 0, f"{name}, compiled")
+            before = functional.all_reduce(given, "sum", dist.group.WORLD)
+            assert_same(right, dynamo.compiled(use, fullgraph=False)[0](before) + 0, f"{name}, given")
 
     world.run(body)
 
@@ -572,13 +583,13 @@ def test_threads(world: World) -> None:
     world.run(body)
 
 
-def _gathered(x: torch.Tensor, rank: int) -> torch.Tensor:
+def _with_gathered(x: torch.Tensor, rank: int) -> torch.Tensor:
     parts = [torch.empty_like(x) for _ in range(2)]
     dist.all_gather(parts, x)
     return torch.stack(parts).sum(0) + 2 * x
 
 
-def _exchanged(x: torch.Tensor, rank: int) -> torch.Tensor:
+def _with_exchanged(x: torch.Tensor, rank: int) -> torch.Tensor:
     into = torch.empty_like(x)
     dist.all_to_all_single(into, x)
     return into + 2 * x
@@ -596,7 +607,7 @@ def test_gathered_are_constants(world: World, given: str) -> None:
 
     def body(rank: Rank) -> list[list[float]]:
         found = []
-        for function in _gathered, _exchanged:
+        for function in _with_gathered, _with_exchanged:
 
             def weighted(x: torch.Tensor, function: Any = function) -> torch.Tensor:
                 y = function(x.detach(), rank.index) + 2 * x if given == "detached" else function(x, rank.index)

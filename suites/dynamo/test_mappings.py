@@ -242,20 +242,23 @@ READ: dict[str, Callable[[Any], Any]] = {
     "others.",
     source=f"Python: Mapping types; {SAME}",
 )
-@pytest.mark.parametrize("of", OWN, ids=lambda of: of.__name__)
-@pytest.mark.world(2)
-def test_own_methods(world: World, of: Callable[..., Any]) -> None:
-    """Read a dictionary in each way, which is given or made."""
+@pytest.mark.world(2, timeout=120)
+def test_own_methods(world: World) -> None:
+    """Read a dictionary of each class in each way, which is given or made."""
 
     def given(x: torch.Tensor, table: Any) -> Any:
         return [summed(x), *[read(table) for read in READ.values()]]
 
-    def made(x: torch.Tensor) -> Any:
-        return [summed(x), *[read(of(a=1, b=2)) for read in READ.values()]]
-
     def body(rank: Rank) -> list[str]:
-        x, names = torch.ones(2, device=rank.device), ["sum", *READ]
-        return _differences(given, names, lambda: x, lambda: of(a=1, b=2)) + _differences(made, names, lambda: x)
+        x, names, wrong = torch.ones(2, device=rank.device), ["sum", *READ], []
+        for of in OWN:
+
+            def made(x: torch.Tensor, of: Any = of) -> Any:
+                return [summed(x), *[read(of(a=1, b=2)) for read in READ.values()]]
+
+            differences = _differences(given, names, lambda: x, lambda of=of: of(a=1, b=2))
+            wrong += [f"{of.__name__}: {each}" for each in differences + _differences(made, names, lambda: x)]
+        return wrong
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)

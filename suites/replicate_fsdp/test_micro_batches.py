@@ -21,25 +21,26 @@ from harness.stacks import replicate_fsdp
     source="torch.distributed.fsdp.FSDPModule: set_requires_gradient_sync",
 )
 @pytest.mark.parametrize("groups", [False, True], ids=["one-group", "three-groups"])
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.world(2, 3)
-def test_patterns(world: World, pattern: str, groups: bool) -> None:
+def test_patterns(world: World, groups: bool) -> None:
     """Run two steps of every pattern; the layers' outputs are added."""
 
-    def body(rank: Rank) -> list[Any]:
-        model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
-        gradients = []
-        for _ in range(2):
-            for number, sync in enumerate(pattern):
-                model.set_requires_gradient_sync(sync == "+")
-                x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
-                model(x, (0, 1)).sum().backward()
-            gradients.append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
-            model.zero_grad()
+    def body(rank: Rank) -> dict[str, list[Any]]:
+        gradients: dict[str, list[Any]] = {}
+        for pattern in PATTERNS:
+            model: Any = replicate_fsdp.apply(Branches(), rank, groups=groups)
+            gradients[pattern] = []
+            for _ in range(2):
+                for number, sync in enumerate(pattern):
+                    model.set_requires_gradient_sync(sync == "+")
+                    x = torch.full((1, 2), given(rank.index, rank.size, number), device=rank.device)
+                    model(x, (0, 1)).sum().backward()
+                gradients[pattern].append([g.flatten().tolist() for g in replicate_fsdp.gradients(model).values()])
+                model.zero_grad()
         return gradients
 
-    right = average(world.size, len(pattern))
-    assert_on_ranks([[[[right] * 4] * 2] * 2] * world.size, world.run(body))
+    right = {pattern: [[[average(world.size, len(pattern))] * 4] * 2] * 2 for pattern in PATTERNS}
+    assert_on_ranks([right] * world.size, world.run(body))
 
 
 class Branches(nn.Module):

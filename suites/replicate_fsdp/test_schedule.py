@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -57,30 +57,28 @@ SETTINGS: dict[str, Callable[[Any], None]] = {
     "Training gives the numbers of one device at every step, whenever parameters are unsharded or resharded.",
     source=f"{SOURCE}: set_modules_to_forward_prefetch, set_reshard_after_backward, set_is_last_backward, unshard",
 )
-@pytest.mark.parametrize("setting", list(SETTINGS))
 @pytest.mark.world(2, 3)
-def test_settings(world: World, setting: str) -> None:
+def test_settings(world: World) -> None:
     """Train two groups and a root for three steps with each scheduling setting."""
-    assert_same_with(world, SETTINGS[setting], waited=setting != "never-the-last-backward")
+    assert_same_with(world, SETTINGS)
 
 
-def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bool = True) -> None:
-    """Assert that training with a setting equals training on a single device.
+def assert_same_with(world: World, settings: Mapping[str, Callable[[Any], None]]) -> None:
+    """Assert that training with each setting equals training on a single device.
 
-    Parameters that the setting keeps unsharded are resharded after each backward.
-
-    ``waited``: whether a backward waits for its gradients, as a last backward does. If not, their reader has to wait.
+    Parameters that a setting keeps unsharded are resharded after each backward.
     """
 
-    def gradients(model: nn.Module) -> Any:
-        if not waited and next(model.parameters()).device.type != "cpu":
-            torch.accelerator.synchronize()
-        everywhere(lambda module: module.reshard())(model)
-        return replicate_fsdp.gradients(model)
-
-    def body(rank: Rank) -> list[baseline.Step]:
+    def trained(rank: Rank, name: str) -> list[baseline.Step]:
         model = replicate_fsdp.apply(TwoLayers(), rank)
-        setting(model)
+        settings[name](model)
+
+        def gradients(model: nn.Module) -> Any:
+            if name == "never-the-last-backward" and rank.device.type != "cpu":  # only a last backward waits for them
+                torch.accelerator.synchronize()
+            everywhere(lambda module: module.reshard())(model)
+            return replicate_fsdp.gradients(model)
+
         return baseline.train(
             model,
             [batch(ROWS_PER_RANK * rank.size, step).part(rank.index, rank.size) for step in range(STEPS)],
@@ -90,7 +88,9 @@ def assert_same_with(world: World, setting: Callable[[Any], None], *, waited: bo
         )
 
     right = baseline.train(TwoLayers(), [batch(ROWS_PER_RANK * world.size, step) for step in range(STEPS)])
-    baseline.assert_same_training(right, world.run(body))
+    found = world.run(lambda rank: {name: trained(rank, name) for name in settings})
+    for name in settings:
+        baseline.assert_same_training(right, [steps[name] for steps in found], what=name)
 
 
 @requirement(
@@ -111,7 +111,7 @@ def test_reshard_after_forward(world: World, given_back: bool, recurse: bool) ->
             if "reshard" not in str(e):
                 raise
 
-    assert_same_with(world, set_it)
+    assert_same_with(world, {"set": set_it})
 
 
 @requirement(

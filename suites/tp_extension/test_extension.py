@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ SOURCE = "torch/distributed/tensor/parallel/fsdp.py: DTensorExtensions"
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 MESHES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2)), 6: ((3, 2), (2, 3))}
 """Mesh shapes by the number of ranks. The last dimension is tensor parallel, and the one before it is FSDP's."""
+GIVEN: tuple[Placement | None, ...] = (None, ROWS, COLUMNS, WHOLE)
+"""Placements of parameters on the mesh of tensor parallelism; plain parameters have none."""
 
 
 def meshes(rank: Rank) -> Any:
@@ -210,14 +213,13 @@ def test_marked_and_not_compiled(world: World) -> None:
     "A parameter sharded for a state dict has memory of its own and does not require gradients.",
     source=f"{SOURCE}.chunk_dtensor",
 )
-@pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
-def test_chunks(world: World, placement: Placement | None) -> None:
+def test_chunks(world: World) -> None:
     """Shard matrices and vectors into even, uneven or empty parts; one of them is in bfloat16."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
-        for mesh, fsdp, tensor_parallel in meshes(rank):
+        for (mesh, fsdp, tensor_parallel), placement in itertools.product(meshes(rank), GIVEN):
             count = tensor_parallel.size()
             for shape in ((6 * count, 4 * count), (5 * count, 3 * count), (count, 2 * count), (6 * count,)):
                 if placement == COLUMNS and len(shape) == 1:
@@ -236,7 +238,7 @@ def test_chunks(world: World, placement: Placement | None) -> None:
                 local = chunk(whole, mesh.size(at), mesh.get_local_rank(at))
                 if isinstance(placement, Shard):
                     local = chunk(local, count, tensor_parallel.get_local_rank(), placement.dim)
-                assert_same(local, chunked.to_local(), "local part")
+                assert_same(local, chunked.to_local(), f"local part, {placement}")
                 with torch.no_grad():
                     (given.to_local() if isinstance(given, DTensor) else given).zero_()
                 assert_same(local, chunked.to_local(), "local part, once the parameter is another")
@@ -249,14 +251,13 @@ def test_chunks(world: World, placement: Placement | None) -> None:
     "Loading a parameter that was sharded for a state dict gives each rank its tensor-parallel part.",
     source=f"{SOURCE}.all_gather_dtensor",
 )
-@pytest.mark.parametrize("placement", [None, ROWS, COLUMNS, WHOLE], ids=str)
 @pytest.mark.world(2, 3, 4, 6)
-def test_gathering(world: World, placement: Placement | None) -> None:
+def test_gathering(world: World) -> None:
     """Parts are even, uneven or empty."""
 
     def body(rank: Rank) -> None:
         extension = extensions(rank)
-        for mesh, fsdp, tensor_parallel in meshes(rank):
+        for (mesh, fsdp, tensor_parallel), placement in itertools.product(meshes(rank), GIVEN):
             count = tensor_parallel.size()
             for shape in ((6 * count, 4 * count), (5 * count, 3 * count), (count, 2 * count)):
                 given = (
@@ -265,7 +266,7 @@ def test_gathering(world: World, placement: Placement | None) -> None:
                 expected = given.to_local() if isinstance(given, DTensor) else given
                 gathered = extension.all_gather_dtensor(extension.chunk_dtensor(given, 0, fsdp), mesh)  # type: ignore[arg-type]
                 assert type(gathered) is torch.Tensor
-                assert_same(expected, gathered, f"{shape} on {mesh}")
+                assert_same(expected, gathered, f"{shape} on {mesh}, {placement}")
 
     world.run(body)
 

@@ -265,7 +265,7 @@ LINEAR_OUTPUTS: tuple[Placement | None, ...] = (None, Replicate(), Shard(0), Sha
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.world(2)
 def test_linear_layouts(world: World, style: Any, bias: bool) -> None:
-    """Give sequences, as local parts or as DTensors; local outputs and DTensors."""
+    """Give sequences, as local parts or as DTensors in turn; local outputs and DTensors in turn."""
 
     def body(rank: Rank) -> None:
         x, weights = (numbers(4, 2, 6) % 7).to(rank.device), (numbers(4, 2, 8) % 3).to(rank.device)
@@ -281,9 +281,10 @@ def test_linear_layouts(world: World, style: Any, bias: bool) -> None:
         expected = plain(input_)
         (expected * weights).sum().backward()
         assert input_.grad is not None
-        for given, wanted, use_local, as_dtensor in itertools.product(
-            (None, *LINEAR_INPUTS), LINEAR_OUTPUTS, (True, False), (True, False)
-        ):
+        pairs = itertools.product(enumerate((None, *LINEAR_INPUTS)), enumerate(LINEAR_OUTPUTS))
+        for (row, given), (column, wanted) in pairs:
+            use_local = bool((row + column + bias) % 2)  # so that any two values of two settings come together
+            as_dtensor = bool((row // 2 + column + bias) % 2)
             what = f"{given} to {wanted}, {use_local=}, {as_dtensor=}"
             options: Any = {"input_layouts": given, "output_layouts": wanted, "use_local_output": use_local}
             module = parallelize_module(made(), rank.mesh(), style(**options))

@@ -206,26 +206,27 @@ def test_order_of_a_plan(world: World) -> None:
     "Parallelized parameters have the data of the rank src_data_rank, or of each rank itself for None.",
     source=f"{SOURCE}: parallelize_module: src_data_rank",
 )
-@pytest.mark.parametrize("key", ["style", "layer", "path", "pattern", "root"])
+@pytest.mark.parametrize("keys", [("style", "layer", "path", "pattern"), ("root",)], ids=["named", "root"])
 @pytest.mark.parametrize("source", ["none", "default", "last"])
 @pytest.mark.world(1, 2, 3)
-def test_source_of_data(world: World, source: str, key: str) -> None:
+def test_source_of_data(world: World, source: str, keys: tuple[str, ...]) -> None:
     """Ranks have different parameters; name the module by the style alone, by a name, a path, a pattern or ``""``."""
 
     def body(rank: Rank) -> None:
-        layer = nn.Linear(6, 12, device=rank.device)
-        with torch.no_grad():
-            layer.weight.copy_(numbers(12, 6) + 100 * rank.index)
-        parents = {"layer": nn.ModuleDict({"a": layer}), "path": nn.ModuleDict({"a": nn.ModuleDict({"b": layer})})}
-        parents["pattern"] = parents["path"]
-        plan: Any = {"style": ColwiseParallel(), "root": {"": ColwiseParallel()}, "layer": {"a": ColwiseParallel()}}
-        plan |= {"path": {"a.b": ColwiseParallel()}, "pattern": {"*.?": ColwiseParallel()}}
-        index = {"none": rank.index, "default": 0, "last": rank.size - 1}[source]
-        asked = {"none": {"src_data_rank": None}, "default": {}, "last": {"src_data_rank": rank.size - 1}}[source]
-        parallelize_module(parents.get(key, layer), rank.mesh(), plan[key], **asked)
-        weight: Any = layer.weight
-        expected = chunk((numbers(12, 6) + 100 * index).to(rank.device), rank.size, rank.index, 0)
-        assert_same(expected, weight.to_local(), "local part of the weight")
+        for key in keys:
+            layer = nn.Linear(6, 12, device=rank.device)
+            with torch.no_grad():
+                layer.weight.copy_(numbers(12, 6) + 100 * rank.index)
+            parents = {"layer": nn.ModuleDict({"a": layer}), "path": nn.ModuleDict({"a": nn.ModuleDict({"b": layer})})}
+            parents["pattern"] = parents["path"]
+            plan: Any = {"style": ColwiseParallel(), "root": {"": ColwiseParallel()}, "layer": {"a": ColwiseParallel()}}
+            plan |= {"path": {"a.b": ColwiseParallel()}, "pattern": {"*.?": ColwiseParallel()}}
+            index = {"none": rank.index, "default": 0, "last": rank.size - 1}[source]
+            asked = {"none": {"src_data_rank": None}, "default": {}, "last": {"src_data_rank": rank.size - 1}}[source]
+            parallelize_module(parents.get(key, layer), rank.mesh(), plan[key], **asked)
+            weight: Any = layer.weight
+            expected = chunk((numbers(12, 6) + 100 * index).to(rank.device), rank.size, rank.index, 0)
+            assert_same(expected, weight.to_local(), f"{key}, local part of the weight")
 
     world.run(body)
 
@@ -357,31 +358,33 @@ def test_twice(world: World) -> None:
     "SequenceParallel takes and returns activations that are sharded over the dimension sequence_dim.",
     source=f"{SOURCE}: SequenceParallel: sequence_dim",
 )
-@pytest.mark.parametrize("given", ["local", "sharded", "whole", "otherwise"])
 @pytest.mark.parametrize("dim", [0, 1, -2])
 @pytest.mark.world(1, 2, 3)
-def test_sequence_dimension(world: World, dim: int, given: str) -> None:
+def test_sequence_dimension(world: World, dim: int) -> None:
     """Give a local part, or a DTensor that is sharded so, is whole or is sharded over another dimension."""
 
     def body(rank: Rank) -> None:
         x, weights = numbers(6, 6, 5).to(rank.device), (numbers(6, 6, 5) % 3).to(rank.device)
-        plain, module = Scale(5).to(rank.device), Scale(5).to(rank.device)
-        parallelize_module(module, rank.mesh(), SequenceParallel(sequence_dim=dim))
         at = dim % 3
-        laid: dict[str, Placement] = {"sharded": Shard(at), "whole": Replicate(), "otherwise": Shard(1 - at)}
-        part: Any = chunk(x, rank.size, rank.index, at)
-        if given != "local":
-            local = {"sharded": part, "whole": x, "otherwise": chunk(x, rank.size, rank.index, 1 - at)}[given]
-            part = DTensor.from_local(local, rank.mesh(), [laid[given]], run_check=False)
-        output = module(part)
-        assert placements(output) == (Shard(at),)
-        assert_same(plain(x), whole(output), "output")
-        (plain(x) * weights).sum().backward()
-        (
-            output * DTensor.from_local(chunk(weights, rank.size, rank.index, at), rank.mesh(), [Shard(at)])
-        ).sum().backward()
-        for name, parameter in plain.named_parameters():
-            assert_same(parameter.grad, whole(getattr(module, name).grad), f"gradient of {name}")
+        part, across = (chunk(x, rank.size, rank.index, i) for i in (at, 1 - at))
+        cases: dict[str, tuple[torch.Tensor, Placement | None]] = {
+            "local": (part, None),
+            "sharded": (part, Shard(at)),
+            "whole": (x, Replicate()),
+            "otherwise": (across, Shard(1 - at)),
+        }
+        for given, (local, layout) in cases.items():
+            plain, module = Scale(5).to(rank.device), Scale(5).to(rank.device)
+            parallelize_module(module, rank.mesh(), SequenceParallel(sequence_dim=dim))
+            output = module(DTensor.from_local(local, rank.mesh(), [layout], run_check=False) if layout else local)
+            assert placements(output) == (Shard(at),), given
+            assert_same(plain(x), whole(output), f"output, {given}")
+            (plain(x) * weights).sum().backward()
+            (
+                output * DTensor.from_local(chunk(weights, rank.size, rank.index, at), rank.mesh(), [Shard(at)])
+            ).sum().backward()
+            for name, parameter in plain.named_parameters():
+                assert_same(parameter.grad, whole(getattr(module, name).grad), f"gradient of {name}, {given}")
 
     world.run(body)
 
@@ -599,14 +602,12 @@ class Told(nn.Module):
     "Inputs or outputs for which a style has no layout are passed on unchanged.",
     source=f"{SOURCE}: PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput",
 )
-@pytest.mark.parametrize("local", [True, False], ids=["local", "dtensor"])
-@pytest.mark.parametrize("desired", [Replicate(), Shard(1)], ids=str)
 @pytest.mark.parametrize("side", ["input", "keyword", "output", "both"])
 @pytest.mark.world(1, 2, 3)
-def test_prepared(world: World, side: str, desired: Placement, local: bool) -> None:
-    """One of two is sharded over rows; the other has no layout."""
+def test_prepared(world: World, side: str) -> None:
+    """One of two is sharded over rows; the other has no layout. Ask for local tensors or DTensors in two layouts."""
 
-    def body(rank: Rank) -> None:
+    def prepared(rank: Rank, desired: Placement, local: bool) -> None:
         x = numbers(6, 6).to(rank.device)
         part, other = chunk(x, rank.size, rank.index, 0), numbers(2).to(rank.device)
         inputs: Any = {"input_layouts": (Shard(0), None), "desired_input_layouts": (desired, None)}
@@ -641,6 +642,10 @@ def test_prepared(world: World, side: str, desired: Placement, local: bool) -> N
         elif side == "both":
             check(result[0], part, Shard(0), "output")
         assert result[1] is other
+
+    def body(rank: Rank) -> None:
+        for desired, local in itertools.product((Replicate(), Shard(1)), (True, False)):
+            prepared(rank, desired, local)
 
     world.run(body)
 

@@ -273,13 +273,11 @@ DAMAGES = {
         "tp_extension",
         around(tp.DTensorExtensions, "chunk_dtensor", whole_saved),
         tp_extension.test_chunks,
-        {"placement": Shard(0)},
     ),
     "tp-gathered-beyond-fsdp": Damage(
         "tp_extension",
         replaced(tp.DTensorExtensions, "all_gather_dtensor", all_gathered),
         tp_extension.test_gathering,
-        {"placement": Shard(1)},
         size=4,
     ),
     "tp-outer-loaded": Damage(
