@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 from collections.abc import Callable
@@ -357,5 +358,67 @@ def test_sent_plans(world: World) -> None:
                 checkpoint.save(state, storage_writer=Nowhere(), planner=planner)
                 assert planner.sent == sends, f"{name}, step {step}"
                 assert planner.received == sends or (changed and step == 1), f"{name}, step {step}"
+
+    world.run(body)
+
+
+class Misplaced(checkpoint.DefaultSavePlanner):
+    """A planner that moves the parts of sharded tensors by some rows or columns, or leaves them out."""
+
+    def __init__(self, by: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.by = by
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        items = list[Any]()
+        for item in plan.items:
+            chunk: Any = item.tensor_data and item.tensor_data.chunk
+            if chunk and "sharded" in item.index.fqn:
+                if self.by is None:
+                    continue
+                offsets = torch.Size(map(sum, zip(chunk.offsets, self.by, strict=True)))
+                data = dataclasses.replace(item.tensor_data, chunk=dataclasses.replace(chunk, offsets=offsets))
+                item = dataclasses.replace(
+                    item, tensor_data=data, index=dataclasses.replace(item.index, offset=offsets)
+                )
+            items.append(item)
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
+
+
+MISPLACED: dict[str, tuple[int, dict[int, tuple[int, int] | None]]] = {
+    "rows overlap": (0, {1: (-1, 0)}),
+    "columns overlap": (1, {1: (0, -2)}),
+    "rows above overlap": (0, {0: (1, 0)}),
+    "outside": (0, {1: (1, 0)}),
+    "columns outside": (1, {0: (0, 3), 1: (0, 1)}),
+    "negative rows": (0, {0: (-1, 0)}),
+    "a part is missing": (0, {1: None}),
+    "the first part is missing": (1, {0: None}),
+}
+"""The dimension of 4 rows and 6 columns that is sharded, and how a rank's part is moved, where None leaves it out."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4104",
+    "A save whose plans overlap, miss a part of a tensor or leave its bounds raises an error with its name on each "
+    "rank.",
+    source=f"{SOURCE}: SavePlanner.create_global_plan; torch/distributed/checkpoint/default_planner.py: "
+    "'has overlapping chunks', 'has out of bounds chunk', 'invalid fill tensor-volume'",
+)
+@pytest.mark.world(2)
+def test_misplaced_parts(world: World) -> None:
+    """Move or leave out a part of one rank, by rows or columns; afterwards save with all parts in their places."""
+
+    def body(rank: Rank) -> None:
+        for name, (dimension, moved) in MISPLACED.items():
+            whole = torch.arange(24.0, device=rank.device).reshape(4, 6)
+            state = {"sharded": distribute_tensor(whole, rank.mesh(), [Shard(dimension)]), "step": 1}
+            planner = Misplaced(moved.get(rank.index, (0, 0)))
+            with pytest.raises(checkpoint.CheckpointException) as caught:
+                checkpoint.save(state, storage_writer=Nowhere(), planner=planner)
+            assert "sharded" in str(caught.value), f"{name}: {caught.value}"
+            checkpoint.save(state, storage_writer=Nowhere(), planner=Misplaced((0, 0)))
 
     world.run(body)
