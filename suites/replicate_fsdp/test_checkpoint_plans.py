@@ -414,7 +414,8 @@ def test_misplaced_parts(world: World) -> None:
     def body(rank: Rank) -> None:
         for name, (dimension, moved) in MISPLACED.items():
             whole = torch.arange(24.0, device=rank.device).reshape(4, 6)
-            state = {"sharded": distribute_tensor(whole, rank.mesh(), [Shard(dimension)]), "step": 1}
+            sharded = distribute_tensor(whole, rank.mesh(), [Shard(dimension)])
+            state = {"step": 1, "scalar": torch.ones((), device=rank.device), "sharded": sharded}
             planner = Misplaced(moved.get(rank.index, (0, 0)))
             with pytest.raises(checkpoint.CheckpointException) as caught:
                 checkpoint.save(state, storage_writer=Nowhere(), planner=planner)
