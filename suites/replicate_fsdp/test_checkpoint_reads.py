@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as checkpoint
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from harness import Rank, World, requirement
 
@@ -70,5 +73,46 @@ def test_reads(world: World) -> None:
                 assert read == sum(math.prod(chunk.sizes) for chunk in wanted), what
                 for chunk, values in zip(wanted, found, strict=True):
                     assert torch.equal(values, part(whole, chunk.offsets, chunk.sizes)), what
+
+    world.run(body)
+
+
+LAYOUTS: dict[str, tuple[Placement, ...]] = {
+    "rows": (Shard(0), Replicate()),
+    "both": (Shard(0), Shard(1)),
+    "columns and rows": (Shard(1), Shard(0)),
+    "whole": (Replicate(), Replicate()),
+}
+"""Placements over two dimensions of a mesh of four ranks."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4110",
+    "A checkpoint of DTensors loads into DTensors of every other layout, and into plain tensors.",
+    source="torch.distributed.checkpoint: 'load-time resharding, which enables saving in one cluster topology and "
+    "loading into another'",
+)
+@pytest.mark.world(4)
+def test_other_layouts(world: World, tmp_path: Path) -> None:
+    """Save two sizes, which ranks divide unevenly, in each layout, and load them into each."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 2, names=("a", "b"))
+        sizes = [(5, 3), (3, 2, 2)]
+        whole = [torch.arange(float(math.prod(size)), device=rank.device).reshape(size) for size in sizes]
+
+        def made(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            return distribute_tensor(tensor, mesh, LAYOUTS[name]) if name in LAYOUTS else tensor.clone()
+
+        saved = {f"{name} {i}": made(name, tensor) for name in (*LAYOUTS, "plain") for i, tensor in enumerate(whole)}
+        checkpoint.save(saved, storage_writer=checkpoint.FileSystemWriter(tmp_path, sync_files=False))
+        for other in (*LAYOUTS, "plain"):
+            loaded = {name: made(other, torch.full_like(whole[int(name[-1])], -1.0)) for name in saved}
+            checkpoint.load(loaded, checkpoint_id=tmp_path)
+            for name, tensor in loaded.items():
+                right, found = made(other, whole[int(name[-1])]), tensor
+                if isinstance(tensor, DTensor):
+                    right, found = right.to_local(), tensor.to_local()  # type: ignore[attr-defined]
+                assert torch.equal(right, found), f"{name}, loaded into {other}: {found}"
 
     world.run(body)
