@@ -407,6 +407,7 @@ MISPLACED: dict[str, tuple[int, dict[int, tuple[int, int] | None]]] = {
     source=f"{SOURCE}: SavePlanner.create_global_plan; torch/distributed/checkpoint/default_planner.py: "
     "'has overlapping chunks', 'has out of bounds chunk', 'invalid fill tensor-volume'",
 )
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, the error does not name the tensor")
 @pytest.mark.world(2)
 def test_misplaced_parts(world: World) -> None:
     """Move or leave out a part of one rank, by rows or columns; afterwards save with all parts in their places."""
