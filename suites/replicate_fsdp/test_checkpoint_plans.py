@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fixtures.states import WAYS_TO_SAVE, assert_equal
 from harness import Rank, World, requirement
@@ -256,5 +258,169 @@ def test_other_sizes(world: World, tmp_path: Path, partial: bool) -> None:
                         checkpoint.load(state, checkpoint_id=tmp_path, planner=planner)
                     local = [each.to_local() if isinstance(each, DTensor) else each for each in state.values()]
                     assert [each.unique().tolist() for each in local] in ([[0.0], [2.0]], [[0.0], []]), (which, size)
+
+    world.run(body)
+
+
+class Told(checkpoint.DefaultSavePlanner):
+    """A planner that keeps its plans, and tells whether this rank sent one and got one."""
+
+    def __init__(self) -> None:
+        super().__init__(enable_plan_caching=True)
+        self.sent = self.received = True
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        self.sent = plan.usable
+        return plan
+
+    def finish_plan(self, new_plan: Any) -> Any:
+        self.received = new_plan.usable
+        return super().finish_plan(new_plan)
+
+
+class Nowhere(checkpoint.StorageWriter):
+    """A storage that keeps nothing."""
+
+    def reset(self, checkpoint_id: Any = None) -> None: ...
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None: ...
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result([])
+        return future
+
+    def finish(self, metadata: Any, results: Any) -> None: ...
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+def of_rank(rank: Rank) -> dict[str, Any]:
+    """Return what a rank saves."""
+    values = torch.arange(4.0, device=rank.device)
+    return {
+        f"own{rank.index}": values.reshape(2, 2),
+        f"text{rank.index}": "first",
+        "sharded": distribute_tensor(values, rank.mesh(), [Shard(0)]),
+    }
+
+
+CHANGES: dict[str, tuple[Callable[[Rank, int], dict[str, Any]], tuple[int, ...]]] = {
+    "nothing": (lambda rank, n: {}, ()),
+    "values": (lambda rank, n: {f"own{n}": torch.ones(2, 2) * 7, f"text{n}": "another"}, ()),
+    "a tensor more": (lambda rank, n: {f"more{n}": torch.ones(2)} if n == 1 else {}, (1,)),
+    "a text more": (lambda rank, n: {f"more{n}": "more"} if n == 0 else {}, (0,)),
+    "one less": (lambda rank, n: {f"text{n}": None} if n == 1 else {}, (1,)),
+    "another name": (lambda rank, n: {f"text{n}": None, f"texts{n}": "first"} if n == 0 else {}, (0,)),
+    "another size": (lambda rank, n: {f"own{n}": torch.ones(2, 3)} if n == 1 else {}, (1,)),
+    "other dimensions": (lambda rank, n: {f"own{n}": torch.ones(4)}, (0, 1)),
+    "a tensor as text": (lambda rank, n: {f"own{n}": "a tensor"} if n == 0 else {}, (0,)),
+    "text as a tensor": (lambda rank, n: {f"text{n}": torch.ones(1)} if n == 0 else {}, (0,)),
+    "other shards": (
+        lambda rank, n: {"sharded": distribute_tensor(torch.arange(4.0), rank.mesh(), [Replicate()])},
+        (0, 1),
+    ),
+    "another size of all": (
+        lambda rank, n: {"sharded": distribute_tensor(torch.arange(6.0), rank.mesh(), [Shard(0)])},
+        (0, 1),
+    ),
+}
+"""What another save changes in the state of a rank, where None is nothing, and the ranks whose plans it changes."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4100",
+    "With plan caching, a rank sends its plan again only if names, sizes, shards or kinds of what it saves change.",
+    source=f"{SOURCE}.DefaultSavePlanner: enable_plan_caching; SavePlan: usable",
+)
+@pytest.mark.world(2)
+def test_sent_plans(world: World) -> None:
+    """Save twice, with and without a change by one rank or both, and once more as before."""
+
+    def body(rank: Rank) -> None:
+        for number, (name, (change, changed)) in enumerate(CHANGES.items()):
+            kind = type(f"Told{number}", (Told,), {})  # plans are kept for each name of a class
+            other = of_rank(rank) | change(rank, rank.index)
+            other = {key: value for key, value in other.items() if value is not None}
+            for step, (state, sends) in enumerate(
+                ((of_rank(rank), True), (other, rank.index in changed), (other, False))
+            ):
+                planner = kind()
+                checkpoint.save(state, storage_writer=Nowhere(), planner=planner)
+                assert planner.sent == sends, f"{name}, step {step}"
+                assert planner.received == sends or (changed and step == 1), f"{name}, step {step}"
+
+    world.run(body)
+
+
+class Misplaced(checkpoint.DefaultSavePlanner):
+    """A planner that moves the parts of sharded tensors by some rows or columns, or leaves them out."""
+
+    def __init__(self, by: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.by = by
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        items = list[Any]()
+        for item in plan.items:
+            chunk: Any = item.tensor_data and item.tensor_data.chunk
+            if chunk and "sharded" in item.index.fqn:
+                if self.by is None:
+                    continue
+                offsets = torch.Size(map(sum, zip(chunk.offsets, self.by, strict=True)))
+                data = dataclasses.replace(item.tensor_data, chunk=dataclasses.replace(chunk, offsets=offsets))
+                item = dataclasses.replace(
+                    item, tensor_data=data, index=dataclasses.replace(item.index, offset=offsets)
+                )
+            items.append(item)
+        self.plan = dataclasses.replace(plan, items=items)
+        return self.plan
+
+
+MISPLACED: dict[str, tuple[int, dict[int, tuple[int, int] | None]]] = {
+    "rows overlap": (0, {1: (-1, 0)}),
+    "columns overlap": (1, {1: (0, -2)}),
+    "rows above overlap": (0, {0: (1, 0)}),
+    "outside": (0, {1: (1, 0)}),
+    "columns outside": (1, {0: (0, 3), 1: (0, 1)}),
+    "negative rows": (0, {0: (-1, 0)}),
+    "a part is missing": (0, {1: None}),
+    "the first part is missing": (1, {0: None}),
+}
+"""The dimension of 4 rows and 6 columns that is sharded, and how a rank's part is moved, where None leaves it out."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4104",
+    "A save whose plans overlap, miss a part of a tensor or leave its bounds raises an error with its name on each "
+    "rank.",
+    source=f"{SOURCE}: SavePlanner.create_global_plan; torch/distributed/checkpoint/default_planner.py: "
+    "'has overlapping chunks', 'has out of bounds chunk', 'invalid fill tensor-volume'",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, the error does not name the tensor")
+@pytest.mark.world(2)
+def test_misplaced_parts(world: World) -> None:
+    """Move or leave out a part of one rank, by rows or columns; afterwards save with all parts in their places."""
+
+    def body(rank: Rank) -> None:
+        for name, (dimension, moved) in MISPLACED.items():
+            whole = torch.arange(24.0, device=rank.device).reshape(4, 6)
+            sharded = distribute_tensor(whole, rank.mesh(), [Shard(dimension)])
+            state = {"step": 1, "scalar": torch.ones((), device=rank.device), "sharded": sharded}
+            planner = Misplaced(moved.get(rank.index, (0, 0)))
+            with pytest.raises(checkpoint.CheckpointException) as caught:
+                checkpoint.save(state, storage_writer=Nowhere(), planner=planner)
+            assert "sharded" in str(caught.value), f"{name}: {caught.value}"
+            checkpoint.save(state, storage_writer=Nowhere(), planner=Misplaced((0, 0)))
 
     world.run(body)

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from fixtures.states import WAYS_TO_SAVE, assert_equal, copied, whole
@@ -137,5 +139,100 @@ def test_failed_load(world: World, tmp_path: Path, storage: str) -> None:
                 )
             dist.barrier()
             assert {file.name: file.read_bytes() for file in folder.iterdir()} == files, name
+
+    world.run(body)
+
+
+class Delegating(checkpoint.StorageWriter):
+    """A storage of one's own, which writes files as another does, and stages nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = checkpoint.FileSystemWriter(folder, sync_files=False)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        self.files.reset(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        self.files.set_up_storage_writer(is_coordinator, *args, **options)
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return self.files.prepare_local_plan(plan)
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return self.files.prepare_global_plan(plans)
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        return self.files.write_data(plan, planner)
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        self.files.finish(metadata, results)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4102",
+    "A storage writer of one's own saves a checkpoint, at once or asynchronously, as of the moment of the call.",
+    source=f"{SOURCE}: save, async_save: storage_writer, async_stager, 'if storage_writer implements AsyncStager'; "
+    "StorageWriter",
+)
+@pytest.mark.world(2)
+def test_own_writer(world: World, tmp_path: Path) -> None:
+    """It does not stage, so that a given stager or the default one does; change the tensors after the call."""
+
+    def body(rank: Rank) -> None:
+        ways: dict[str, Callable[[], Any]] = {
+            "save": lambda: checkpoint.save(saved, storage_writer=writer),
+            "default": lambda: checkpoint.async_save(saved, storage_writer=writer),
+            "stager": lambda: checkpoint.async_save(saved, storage_writer=writer, async_stager=stager),
+            "place": lambda: checkpoint.async_save(saved, storage_writer=writer, checkpoint_id=tmp_path / "other"),
+        }
+        for name, save in ways.items():
+            saved, writer = state(rank, 1), Delegating(tmp_path / name)
+            stager = BlockingAsyncStager()
+            saving = save()
+            for tensor in saved["sharded"], saved["deeper"]["tensor"]:
+                tensor.zero_()
+            if name != "save":
+                saving.result()
+            loaded = state(rank, -1)
+            checkpoint.load(loaded, checkpoint_id=tmp_path / ("other" if name == "place" else name))
+            assert_equal(whole(state(rank, 1)), whole(loaded), name)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-4103",
+    "FileSystem takes paths that are text as it takes Path objects.",
+    source=f"{SOURCE}.filesystem.FileSystem: 'path: str | os.PathLike'",
+)
+@pytest.mark.world(1)
+def test_kinds_of_paths(world: World, tmp_path: Path) -> None:
+    """Make a folder, write files, list, read, rename and remove them."""
+
+    def body(rank: Rank) -> None:
+        files = FileSystem()
+        for kind in Path, str:
+            folder = tmp_path / kind.__name__
+            assert files.validate_checkpoint_id(kind(folder)), kind
+            assert files.init_path(kind(folder)) == folder, kind
+            for _ in range(2):
+                files.mkdir(kind(folder / "deeper"))
+            name: Any = files.concat_path(kind(folder), "file")
+            assert name == folder / "file", kind
+            assert not files.exists(kind(name)), kind
+            with files.create_stream(kind(name), "wb") as stream:
+                stream.write(b"written")
+            assert files.exists(kind(name)), kind
+            assert sorted(files.ls(kind(folder))) == [str(folder / "deeper"), str(name)], kind
+            files.rename(kind(name), kind(folder / "renamed"))
+            with files.create_stream(kind(folder / "renamed"), "rb") as stream:
+                assert stream.read() == b"written", kind
+            files.rm_file(kind(folder / "renamed"))
+            assert os.listdir(folder) == ["deeper"], kind
+        assert not files.validate_checkpoint_id("memory://there"), "a URL"
 
     world.run(body)

@@ -15,6 +15,7 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from fixtures.managed import ways
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
+from suites.replicate_fsdp.test_transforms import Square
 
 GIVEN: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "list": list,
@@ -141,5 +142,48 @@ def test_shapes(world: World, strict: bool) -> None:
                 with pytest.raises(RuntimeError, match="size mismatch"):
                     module.load_state_dict(state, strict=strict)
                 assert not buffer.any(), what
+
+    world.run(body)
+
+
+PENALTIES: dict[str, tuple[float, float]] = {"penalty": (0.0, 1.0), "both": (1.0, 1.0), "loss": (1.0, 0.0)}
+"""The factors of the loss and of the sum of its gradient of the input."""
+
+
+@requirement(
+    "RFSDP-SECOND-4109",
+    "With set_reshard_after_backward(False), a backward through gradients gives parameters the average of one device's "
+    "second derivatives.",
+    source="torch.autograd.grad: create_graph; torch.distributed.fsdp.FSDPModule.set_reshard_after_backward; "
+    "pytorch/pytorch#172543",
+)
+@pytest.mark.world(2)
+def test_second_derivatives(world: World) -> None:
+    """Go backward through the gradient of the input, or that and the loss, then through the loss; layers are nested."""
+
+    def body(rank: Rank) -> None:
+        for (way, manage), nested in itertools.product(ways(rank).items(), (False, True)):
+            model: Any = nn.Sequential(Square(2.0), Square(1.0)).to(rank.device)
+            for layer in model if nested else ():
+                manage(layer)
+            manage(model)
+            model.set_reshard_after_backward(False)
+            for name, (of_loss, of_gradient) in PENALTIES.items():
+                what = f"{way}, {nested=}, {name}"
+                own = 1.0 + rank.index
+                x = torch.full((2,), own, device=rank.device, requires_grad=True)
+                loss = model(x).sum()  # (a x)^4 b^2, with a = 2 and b = 1
+                (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+                assert gradient.tolist() == [64 * own**3] * 2, what
+                (loss * of_loss + gradient.sum() * of_gradient).backward()
+                assert x.grad is not None, what
+                assert x.grad.tolist() == [64 * own**3 * of_loss + 192 * own**2 * of_gradient] * 2, what
+                model.reshard()
+                for layer in model:
+                    layer.reshard() if nested else None
+                right = sum(32 * (1.0 + r) ** 4 * of_loss + 128 * (1.0 + r) ** 3 * of_gradient for r in range(2)) / 2
+                found = [g.tolist() for g in replicate_fsdp.gradients(model).values()]
+                assert found == [[right] * 2] * 2, f"{what}: {found}"
+                model.zero_grad()
 
     world.run(body)

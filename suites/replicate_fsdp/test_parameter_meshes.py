@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -14,7 +16,7 @@ from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_te
 
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, requirement
-from harness.stacks import replicate_fsdp
+from harness.stacks import messages, replicate_fsdp
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.fully_shard: shard_placement_fn, 'ShardPlacementResult'"
@@ -163,5 +165,88 @@ def test_experts_beside_tensor_parallelism(world: World) -> None:
                     assert parameter.grad.placements == parameter.placements, what
                     assert torch.equal(parameter.to_local().detach(), chunk(before[name], 4, shard)), what
                     assert parameter.grad.to_local().unique().tolist() == [means[kind] * (step + 1)], what
+
+    world.run(body)
+
+
+class Shared(nn.Module):
+    """Parameters of several meshes, of which layer i has i + 1 elements on each rank; note when they are computed."""
+
+    def __init__(self, ranks: dict[str, int], index: int, log: list[str], told: Callable[[], None]) -> None:
+        super().__init__()
+        for name, size in ranks.items():
+            self.register_parameter(name, nn.Parameter(torch.ones(size * (index + 1))))
+        self.log, self.told, self.name = log, told, str(index)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.told()
+        self.log.append(f"f{self.name}")
+        y: torch.Tensor = x * torch.stack([p.sum() for p in self.parameters()]).sum()
+        return y * 1
+
+
+@requirement(
+    "RFSDP-PLACE-4105",
+    "By default, all parameters of the next module are gathered once, before gradients are reduced, whatever their "
+    "meshes.",
+    source="torch.distributed.fsdp.FSDPModule.set_modules_to_backward_prefetch: 'the default backward pretching "
+    "implementation that prefetches the next FSDP module'; fully_shard: shard_placement_fn",
+)
+@requirement(
+    "RFSDP-PLACE-4106",
+    "A module to prefetch is gathered once and with all its parameters, whatever their meshes.",
+    source="torch.distributed.fsdp.FSDPModule: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, parameters of a module share its mesh")
+@pytest.mark.world(4)
+def test_gathered_before(world: World) -> None:
+    """Three layers have parameters of two meshes or of three; two later layers are prefetched, or none is named."""
+    layers = range(3)
+
+    def body(rank: Rank) -> None:
+        plane = rank.mesh(2, 2, names=("across", "pairs"))
+        meshes: dict[str, Any] = {"dense": rank.mesh(), "pairs": plane["pairs"], "across": plane["across"]}
+        members = {tuple(dist.get_process_group_ranks(mesh.get_group())): name for name, mesh in meshes.items()}
+        for kinds, named in itertools.product((("dense", "pairs"), tuple(meshes)), (False, True)):
+            log, at = list[str](), [messages.mark()]
+
+            def told(log: list[str] = log, at: list[Any] = at) -> None:
+                for message in messages.since(at[0]):
+                    gathers = "gather" in message.op
+                    elements = message.shape[0] // (1 if gathers else len(message.members))
+                    log.append(f"{'g' if gathers else 'r'}{elements - 1} {members[message.members]}")
+                at[0] = messages.mark()
+
+            model: Any = nn.Sequential(
+                *(Shared({kind: meshes[kind].size() for kind in kinds}, i, log, told) for i in layers)
+            ).to(rank.device)
+            for layer in model:
+                of = {layer.get_parameter(kind): replicate_fsdp.sharder(meshes[kind]) for kind in kinds}
+                fully_shard(layer, mesh=meshes["dense"], shard_placement_fn=lambda p, of=of: of[p](0))
+            fully_shard(model, mesh=meshes["dense"])
+            if named:
+                model[0].set_modules_to_forward_prefetch([model[1], model[2]])
+                model[2].set_modules_to_backward_prefetch([model[1], model[0]])
+            for step in range(2):
+                what = f"{kinds}, {named=}, step {step}"
+                loss = model(torch.ones(1, device=rank.device, requires_grad=True))
+                told()
+                forward = list(log)
+                log.clear()
+                loss.sum().backward()
+                told()
+                for events, other in ((forward, [f"f{i}" for i in layers]), (log, reduced(layers, kinds))):
+                    right = sorted([f"g{i} {kind}" for i in layers for kind in kinds] + other)
+                    assert sorted(events) == right, f"{what}: {events}"
+                for i, kind in itertools.product(layers, kinds):
+                    begins = forward.index(f"f{0 if named else i}")
+                    assert forward.index(f"g{i} {kind}") < begins, f"{what}: {i}, {kind}, {forward}"
+                    ends = min(log.index(event) for event in reduced([2 if named else min(i + 1, 2)], kinds))
+                    assert log.index(f"g{i} {kind}") < ends, f"{what}: {i}, {kind}, {log}"
+                log.clear()
+
+    def reduced(of: Iterable[int], kinds: Iterable[str]) -> list[str]:
+        """Return the events of the gradients of layers."""
+        return [f"r{i} {kind}" for i in of for kind in kinds]
 
     world.run(body)
