@@ -359,6 +359,7 @@ def test_divided_and_joined_larger(world: World) -> None:
             made = dist.get_pg_count() - count
             assert concatenated([whole["a", "b"], whole["c"]]) == whole
             assert concatenated([whole["a"], whole["b", "c"]]) == whole
+            assert concatenated([whole["a", "b"]]) == whole["a", "b"]
             for some in itertools.combinations(NAMES, 2):
                 joined = concatenated([whole[name] for name in some])
                 told(joined, whole[some].mesh, some, f"{some} joined")

@@ -42,7 +42,7 @@ def environment(**variables: object) -> Iterator[None]:
 )
 @requirement(
     "COLL-LIFE-4001",
-    "Under torchrun, env:// connects every rank as a client to the store of the agent, and counts it among its workers.",
+    "Under torchrun, env:// connects every rank to the store of the agent, and counts it among its workers.",
     source="torch.distributed.rendezvous; torch.distributed.TCPStore: world_size, wait_for_workers; torchrun",
 )
 @pytest.mark.world(1)
