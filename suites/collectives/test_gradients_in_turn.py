@@ -22,7 +22,7 @@ FAILING = ("gather", "scatter", "all_gather", "all_to_all")
 
 @requirement(
     "COLL-GRAD-4000",
-    "Results and gradients of a collective are those of its own group and root, whatever others were called before.",
+    "A differentiable collective follows its own group and root, whatever others were called before.",
     source="torch.distributed.nn.functional; torch.distributed._functional_collectives: group, src, dst",
 )
 @BOTH
