@@ -80,7 +80,7 @@ def expected_gradient(name: str, member: int, size: int) -> list[float]:
 def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int) -> Any:
     """Call a collective of torch.distributed.nn.functional."""
     parts = list(x.chunk(size))
-    into = torch.zeros(parts[0].shape, device=x.device)
+    into = torch.zeros(parts[0].shape, dtype=x.dtype, device=x.device)
     if name in ("broadcast", "gather", "reduce"):
         return getattr(differentiable, name)(x, root, group=group)
     if name == "scatter":
@@ -90,7 +90,7 @@ def through_module(name: str, x: torch.Tensor, group: Any, root: int, size: int)
     if name == "all_to_all":
         return differentiable.all_to_all([torch.zeros_like(into) for _ in parts], parts, group)
     if name == "all_to_all_single":
-        return differentiable.all_to_all_single(torch.zeros(x.shape, device=x.device), x, group=group)
+        return differentiable.all_to_all_single(torch.zeros(x.shape, dtype=x.dtype, device=x.device), x, group=group)
     if name == "all_reduce-avg":
         return differentiable.all_reduce(x, dist.ReduceOp.AVG, group)
     return getattr(differentiable, name)(x, group=group)

@@ -178,6 +178,9 @@ def test_flattened_among_others(world: World) -> None:
             count = dist.get_pg_count()
             assert flattened(mesh["a", "rest"], "again").get_group() is again.get_group()
             assert dist.get_pg_count() == count
+            other = flattened(first, "other")
+            told(mesh["other"], members(TABLE, me, (0, 1)).flatten(), ("other",), "flattened under two names")
+            assert mesh.get_group("other") is other.get_group()
             told(mesh, TABLE, NAMES, "the mesh afterwards")
 
     world.run(body)
@@ -356,6 +359,7 @@ def test_divided_and_joined_larger(world: World) -> None:
             made = dist.get_pg_count() - count
             assert concatenated([whole["a", "b"], whole["c"]]) == whole
             assert concatenated([whole["a"], whole["b", "c"]]) == whole
+            assert concatenated([whole["a", "b"]]) == whole["a", "b"]
             for some in itertools.combinations(NAMES, 2):
                 joined = concatenated([whole[name] for name in some])
                 told(joined, whole[some].mesh, some, f"{some} joined")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,19 @@ class Refusing(torch.Tensor):
         """Return the function's name."""
         if getattr(func, "__module__", "").startswith("torch.distributed"):
             return func.__name__
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Telling(torch.Tensor):
+    """A tensor that answers for every function of torch.distributed with the function and what it is given."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the arguments by name, those that are left out included."""
+        if getattr(func, "__module__", "").startswith("torch.distributed"):
+            given = inspect.signature(func).bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            return dict(given.arguments)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -103,3 +117,40 @@ def test_asked(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "COLL-MODE-4000",
+    "A tensor that overrides functions is told each argument that a collective or a message was called with.",
+    source="torch.overrides: handle_torch_function, __torch_function__; torch/distributed/distributed_c10d.py",
+)
+@SINCE
+@pytest.mark.world(2)
+def test_told(world: World) -> None:
+    """Give every parameter a value that is not its default, by name; the tensor answers, so nothing is communicated."""
+
+    def body(rank: Rank) -> None:
+        def made(count: int = 2) -> torch.Tensor:
+            return torch.ones(count, device=rank.device).as_subclass(Telling)
+
+        group, pair = dist.new_group([0, 1]), lambda: [made(), made()]
+        values: dict[str, Callable[[], Any]] = {
+            **dict.fromkeys(("tensor", "output", "input", "output_tensor", "input_tensor"), made),
+            **dict.fromkeys(("tensor_list", "gather_list", "scatter_list", "input_list", "tensors"), pair),
+            **dict.fromkeys(("input_tensor_list", "output_tensor_list"), pair),
+            "output_tensor_lists": lambda: [pair(), pair()],
+            "op": lambda: dist.ReduceOp.MAX,
+            "group": lambda: group,
+            "async_op": lambda: True,
+            **dict.fromkeys(("output_split_sizes", "input_split_sizes"), lambda: [1, 1]),
+            **dict.fromkeys(("src", "dst", "group_src", "group_dst", "tag"), lambda: 1),
+        }
+        for name in calls(rank, made):
+            function = getattr(dist, name)
+            given = {parameter: values[parameter]() for parameter in inspect.signature(function).parameters}
+            told = function(**given)
+            assert told.keys() == given.keys(), name
+            for parameter, value in given.items():
+                assert told[parameter] is value, f"{name}: {parameter}"
+
+    world.run(body)

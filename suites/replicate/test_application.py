@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fixtures.layers import alone, layers, row, train
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
+from harness.stacks.collectives import flattened
 from harness.stacks.replicate import DDP, replicate
 
 SOURCE = "torch/distributed/_composable/replicate.py: replicate"
@@ -328,6 +329,34 @@ def test_tensor_parallel_outputs(world: World) -> None:
         outputs = []
         for number in range(3):
             output = model(row(rank.index // 2 + number).to(rank.device))
+            output.sum().backward()
+            outputs.append(output.flatten().tolist())
+        return outputs
+
+    model = layers()
+    expected = [[model(row(p + n)).flatten().tolist() for n in range(3)] for p in range(2)]
+    assert_on_ranks([expected[r // 2] for r in range(world.size)], world.run(body))
+
+
+@requirement(
+    "REPL-APPLY-09",
+    "A replicated model with tensor-parallel layers on the other mesh dimension gives the outputs of one device "
+    "in every forward.",
+    source="torch/distributed/_composable/replicate.py: device_mesh; torch/distributed/tensor/parallel/ddp.py",
+)
+@pytest.mark.world(4)
+def test_outputs_on_flattened(world: World) -> None:
+    """The same, where the data-parallel dimension is two dimensions of the mesh that are flattened into one."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        mesh = rank.mesh(2, 1, 2, names=("outer", "inner", "tensor"))
+        data = flattened(mesh["outer", "inner"], "data")
+        model = layers().to(rank.device)
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        replicate(model, device_mesh=data)
+        outputs = []
+        for number in range(3):
+            output = model(row(data.get_local_rank() + number).to(rank.device))
             output.sum().backward()
             outputs.append(output.flatten().tolist())
         return outputs

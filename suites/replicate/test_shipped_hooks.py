@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms import ddp_comm_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import (
@@ -81,6 +82,14 @@ def power(**options: Any) -> Callable[[Any], Any]:
     return lambda group: powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=STEPS, **options)
 
 
+def elsewhere(group: Any, bucket: Any) -> Any:
+    """Average over the group, and leave the bucket as it is: the result is a tensor of the hook's own."""
+    group = dist.group.WORLD if group is None else group
+    averaged = bucket.buffer() / group.size()
+    future: Any = dist.all_reduce(averaged, group=group, async_op=True).get_future()  # type: ignore[union-attr]
+    return future.then(lambda done: done.value()[0])
+
+
 def hooks() -> dict[str, Shipped]:
     allreduce, of = default_hooks.allreduce_hook, Shipped
     return {
@@ -96,6 +105,12 @@ def hooks() -> dict[str, Shipped]:
         ),
         "fp16_compress_wrapper of noop_hook": of(
             default_hooks.fp16_compress_wrapper(debugging_hooks.noop_hook), exact(), set()
+        ),
+        "fp16_compress_wrapper of a hook with another tensor": of(
+            default_hooks.fp16_compress_wrapper(elsewhere), exact(), {"Half"}
+        ),
+        "bf16_compress_wrapper of a hook with another tensor": of(
+            unnamed(default_hooks.bf16_compress_wrapper(elsewhere)), wide(), {"BFloat16"}
         ),
         "noop_hook": of(debugging_hooks.noop_hook, wide(), set()),
         "powerSGD_hook": of(powerSGD_hook.powerSGD_hook, wide(), {"Float"}, power()),
@@ -229,6 +244,11 @@ POWERS: dict[str, dict[str, Any]] = {
     "no feedback": {"use_error_feedback": False},
     "cold": {"warm_start": False},
     "epsilon": {"orthogonalization_epsilon": 1e-8},
+    "rank 3 with epsilon": {
+        "matrix_approximation_rank": 3,
+        "orthogonalization_epsilon": 1e-8,
+        "min_compression_rate": 1,
+    },
     "batched": {"batch_tensors_with_same_shape": True},
     "batched rank 2": {"batch_tensors_with_same_shape": True, "matrix_approximation_rank": 2},
     "seed": {"random_seed": 7},
@@ -251,14 +271,18 @@ class Matrices(nn.Module):
 
 
 def of_rank(rank: int, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Return tensors of the shapes, no two of which are equal, and of which matrices have a rank of 1 or 2."""
+    """Return tensors of the shapes, no two of which are equal, and of which matrices have a rank of 1 to 3."""
 
     def value(shape: tuple[int, ...]) -> torch.Tensor:
         first, *others = (torch.arange(1.0, n + 1) for n in shape)
         if not others:
             return first
-        both = torch.outer(first, *others)
-        return both if rank == 1 else both + 50 * torch.outer((-1.0) ** first, (-1.0) ** others[0])
+        terms = [
+            torch.outer(first, *others),
+            50 * torch.outer((-1.0) ** first, (-1.0) ** others[0]),
+            9 * torch.outer(first % 3, others[0] % 5),
+        ]
+        return torch.stack(terms[:rank]).sum(0)
 
     return [(number + 1) * value(shape) for number, shape in enumerate(shapes)]
 
