@@ -8,6 +8,7 @@ to the function.
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import importlib
 import marshal
@@ -195,10 +196,27 @@ def put(prepared: str) -> None:
     if not functions:
         raise LookupError(f"{module}: no live function {code.co_qualname} at line {code.co_firstlineno}")
     keep_apart()
+    within = list(_changed_within(functions[0].__code__, code))
     for function in functions:
         function.__code__ = code
         if default is not None:
             _set_default(function, *default)
+    for before, after in within:
+        for made in (f for f in _everywhere() if _same(f.__code__, before)):
+            with contextlib.suppress(ValueError):  # the edit needs another variable of the outer function
+                made.__code__ = after
+
+
+def _changed_within(before: types.CodeType, after: types.CodeType) -> Iterator[tuple[types.CodeType, types.CodeType]]:
+    """Yield the codes of inner functions that an edit changes, each before and after it.
+
+    What a decorator has returned is such a function, made when the module was imported.
+    """
+    inner = [c for c in before.co_consts if isinstance(c, types.CodeType)]
+    for changed in (c for c in after.co_consts if isinstance(c, types.CodeType)):
+        for same in (c for c in inner if _same(c, changed) and c != changed):
+            yield same, changed
+            yield from _changed_within(same, changed)
 
 
 def _set_default(function: types.FunctionType, parameter: str, value: Any) -> None:
@@ -219,10 +237,13 @@ def live(module: str, code: types.CodeType) -> list[types.FunctionType]:
         if member is None:
             break
     functions = [f for f in _behind(member) if _same(f.__code__, code)] if member is not None else []
-    if not functions:
-        gc.unfreeze()  # otherwise gc.get_objects() leaves out what the server has frozen
-        functions = [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and _same(f.__code__, code)]
-    return functions
+    return functions or [f for f in _everywhere() if _same(f.__code__, code)]
+
+
+def _everywhere() -> list[types.FunctionType]:
+    """Return all functions in this process."""
+    gc.unfreeze()  # otherwise gc.get_objects() leaves out what the server has frozen
+    return [f for f in gc.get_objects() if type(f) is types.FunctionType]  # isinstance() would ask objects for a class
 
 
 def _same(one: types.CodeType, other: types.CodeType) -> bool:

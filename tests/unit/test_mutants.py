@@ -200,6 +200,32 @@ def outer(a):
     assert {m.function for m in mutants.mutants(made.__name__) if "a % 7" in m.edit} == {"outer"}
 
 
+def test_made_before(module: Callable[[str], ModuleType]) -> None:
+    """Inner functions that were made before have the edit: closures, and what a decorator with arguments returned."""
+    text = """
+def counted(by):
+    def wrap(f):
+        def inner(a):
+            return f(a) + by
+        return inner
+    return wrap
+@counted(2)
+def decorated(a): return a
+@counted(3)
+def other(a): return a
+def outer(a):
+    def left(): return a
+    def inner(): return a % 7
+    return left, inner
+"""
+    made = module(text)
+    left, inner = made.outer(9)
+    put(made, "- in f(a) + by")
+    put(made, "* in a % 7")
+    assert (made.decorated(5), made.other(5)) == (3, 2)
+    assert (left(), inner(), made.outer(9)[1]()) == (9, 63, 63)
+
+
 def test_names(module: Callable[[str], ModuleType]) -> None:
     """Names do not depend on lines, and no two are the same."""
     first = module("def f(a):\n return a == 1 or a == 1\n")
