@@ -42,24 +42,26 @@ class Layer(Part):
 
 @requirement(
     "TP-IGNORE-4308",
-    "A buffer_dtype casts all buffers but those of ignored modules, which an FSDP module inside may ignore, too.",
+    "A buffer_dtype casts all buffers but those of ignored modules, which are in state dicts as they are, also if an "
+    "FSDP module inside ignores them.",
     source=f"{SOURCE}: ignored_modules, ignored_states; torch.distributed.fsdp.MixedPrecision: buffer_dtype",
 )
 @pytest.mark.world(2)
 def test_ignored_buffers(world: World) -> None:
-    """Buffers of one name are in the root, a layer, and parts of both; one part or the layer is ignored."""
+    """Buffers are in the root, a layer, and parts of both; a part is ignored by the root, or by the layer."""
 
     def body(rank: Rank) -> None:
         ways = itertools.product((True, False), ("modules", "states"), ("together", "policy", "inner"))
-        for (original, how, where), ignored in itertools.product(ways, ("part", "layer.part")):
-            if (where, ignored) in {("inner", "part"), ("policy", "layer.part")}:
+        for (original, how, where), ignored in itertools.product(ways, ("part", "layer.piece")):
+            if (where, ignored) in {("inner", "part"), ("policy", "layer.piece")}:
                 continue  # it is not in the layer; a policy's modules cast what the root ignores, a known defect
             what = f"{original=}, {how}, {where}, {ignored}"
             low = MixedPrecision(buffer_dtype=torch.bfloat16)
             options: dict[str, Any] = {"use_orig_params": original, "mixed_precision": low}
-            model: Any = Root(part=Part(), layer=Layer(part=Part())).to(rank.device)
+            model: Any = Root(part=Part(), layer=Layer(piece=Part())).to(rank.device)
             buffers = [f"{name}.kept".strip(".") for name, module in model.named_modules() if isinstance(module, Part)]
-            given: dict[str, Any] = {f"ignored_{how}": [model.get_submodule(ignored)]}
+            part = model.get_submodule(ignored)
+            given: dict[str, Any] = {f"ignored_{how}": [part]}
             if where == "inner":
                 model.layer = wrapped(rank, model.layer, **given, **options)
                 model = wrapped(rank, model, **options)
@@ -74,5 +76,7 @@ def test_ignored_buffers(world: World) -> None:
                 with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
                     state = model.state_dict()
                 assert {state[name].dtype for name in buffers} == {torch.float32}, f"{what}, step {step}"
+                own = dict(part.named_buffers())["kept"]
+                assert state[f"{ignored}.kept"].data_ptr() == own.data_ptr(), f"{what}, step {step}: it is a copy"
 
     world.run(body)
