@@ -88,11 +88,38 @@ def backward(strategy: ShardingStrategy, ahead: BackwardPrefetch | None) -> list
     if strategy != ShardingStrategy.FULL_SHARD:
         return ["backward root", "backward c", "reduce c", "backward b", "reduce b", "backward a", *ends]
     if ahead == PRE:  # the next layer is gathered before the current one computes
-        first = ["gather c", "backward root", "gather b", "backward c", "reduce c", "gather a", "backward b", "reduce b"]
+        first = [
+            "gather c",
+            "backward root",
+            "gather b",
+            "backward c",
+            "reduce c",
+            "gather a",
+            "backward b",
+            "reduce b",
+        ]
     elif ahead == POST:  # after that, but before its gradients are reduced
-        first = ["backward root", "gather c", "backward c", "gather b", "reduce c", "backward b", "gather a", "reduce b"]
+        first = [
+            "backward root",
+            "gather c",
+            "backward c",
+            "gather b",
+            "reduce c",
+            "backward b",
+            "gather a",
+            "reduce b",
+        ]
     else:  # once it is needed
-        first = ["backward root", "gather c", "backward c", "reduce c", "gather b", "backward b", "reduce b", "gather a"]
+        first = [
+            "backward root",
+            "gather c",
+            "backward c",
+            "reduce c",
+            "gather b",
+            "backward b",
+            "reduce b",
+            "gather a",
+        ]
     return [*first, "backward a", *ends]
 
 
