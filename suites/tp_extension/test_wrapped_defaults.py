@@ -25,7 +25,7 @@ SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
 
 @requirement(
     "TP-WRAP-4304",
-    "FSDP with options left out flattens and shards parameters of full precision, with each rank's values, and limits "
+    "FSDP with options left out flattens each rank's own parameters, which it shards in full precision, and limits "
     "gathers.",
     source=f"{SOURCE}: sharding_strategy, use_orig_params, mixed_precision, sync_module_states, limit_all_gathers",
 )
@@ -93,8 +93,7 @@ def test_left_out(world: World) -> None:
 
 @requirement(
     "TP-MIXED-4307",
-    "MixedPrecision with options left out casts the root's inputs and no others, and gives gradients in full "
-    "precision.",
+    "MixedPrecision with options left out casts inputs of the root alone, and gives gradients in full precision.",
     source="torch.distributed.fsdp.MixedPrecision: cast_root_forward_inputs, cast_forward_inputs, "
     "keep_low_precision_grads",
 )

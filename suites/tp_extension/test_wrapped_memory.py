@@ -37,7 +37,7 @@ def held(model: nn.Module) -> int:
 
 @requirement(
     "TP-MEMORY-4311",
-    "Between steps a rank has its shards of parameters and of gradients in full precision, and holds nothing else.",
+    "Between steps a model holds shards of its parameters and their gradients in full precision, but nothing else.",
     source=f"{SOURCE}; torch.distributed.fsdp.MixedPrecision",
 )
 @pytest.mark.world(2)
@@ -83,7 +83,7 @@ class Keeping(Weight):
 
 @requirement(
     "TP-MEMORY-4312",
-    "FULL_SHARD frees whole parameters after each forward and backward, SHARD_GRAD_OP after a backward that "
+    "FULL_SHARD frees whole parameters after each forward or backward, SHARD_GRAD_OP after a backward that "
     "synchronizes, and both after summon_full_params or a state dict.",
     source=f"{SOURCE}: FULL_SHARD, SHARD_GRAD_OP",
 )
