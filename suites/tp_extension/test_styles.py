@@ -114,8 +114,9 @@ PLANS = {
     "some": ["layers.[02].down", "layer_?.down"],
     "part-of-a-name": ["lay*.1.*", "he*"],
     "nothing": ["layers.7.up", "layer_?.sideways"],
+    "some of nothing": ["no", "layers.7.up", "head", "layer_0.no", "layer_0.up", "layers.*.no", "layers.1.down"],
 }
-WARNED = ("nothing", "whole-names")
+WARNED = ("nothing", "whole-names", "some of nothing")
 """Plans with keys that match nothing."""
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from torch.distributed.fsdp.wrap import (
     ModuleWrapPolicy,
     always_wrap_policy,
     enable_wrap,
+    lambda_auto_wrap_policy,
     size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
     wrap,
 )
 
@@ -135,6 +138,86 @@ def test_policies_refused(world: World) -> None:
                     assert sum(p.requires_grad for p in model.parameters()) == (
                         2 - len(frozen) if original else not frozen
                     ), f"{policy}, {original=}, {frozen}"
+
+    world.run(body)
+
+
+class Around(Weight):
+    """A weight, and one inside."""
+
+    def __init__(self, size: int, factor: float, part: nn.Module) -> None:
+        super().__init__(size, factor)
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of both results."""
+        result: torch.Tensor = super().forward(x) + self.part(x)
+        return result
+
+
+def chosen(module: nn.Module) -> bool:
+    return isinstance(module, Weight)
+
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "classes": lambda: ModuleWrapPolicy({Around, Weight}),
+    "own": lambda: CustomPolicy(chosen),
+    "always": lambda: always_wrap_policy,
+    "size": lambda: functools.partial(size_based_auto_wrap_policy, min_num_params=1),
+    "function": lambda: functools.partial(lambda_auto_wrap_policy, lambda_fn=chosen),
+    "transformer": lambda: functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Around, Weight}),
+}
+
+
+@requirement(
+    "TP-WRAP-4309",
+    "A wrapping policy that chooses the root, too, wraps it once, and the model trains.",
+    source="torch/distributed/fsdp/wrap.py: CustomPolicy, ModuleWrapPolicy, lambda_auto_wrap_policy, "
+    "transformer_auto_wrap_policy, size_based_auto_wrap_policy",
+)
+@pytest.mark.world(2)
+def test_root_chosen(world: World) -> None:
+    """Choose a root with a weight of its own and the module in it by each kind of policy."""
+
+    def body(rank: Rank) -> None:
+        for (name, policy), original, mixed in itertools.product(POLICIES.items(), (True, False), (True, False)):
+            what = f"{name}, {original=}, {mixed=}"
+            module = Around(8, 5.0, Weight(4, 3.0))
+            precision = MixedPrecision(torch.float32) if mixed else None
+            options = {"use_orig_params": original, "mixed_precision": precision}
+            model = wrapped(rank, module, auto_wrap_policy=policy(), **options)
+            found = [type(each.module) for each in FullyShardedDataParallel.fsdp_modules(model)]
+            assert found == [Around, Weight], f"{what}: {found}"
+            model(inputs(rank)).sum().backward()
+            assert own(model) == {4.5, 7.5}, f"{what}: {own(model)}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-WRAP-4310",
+    "A policy refuses a module that mixes frozen parameters with others in modules inside before it wraps any, or "
+    "warns of it with use_orig_params=True.",
+    source="torch/distributed/fsdp/wrap.py: ModuleWrapPolicy, CustomPolicy; test_wrap.py: test_validate_frozen_params",
+)
+@pytest.mark.world(2)
+def test_frozen_inside(world: World) -> None:
+    """Freeze the module inside or the one around it, of the last module that is chosen."""
+
+    def body(rank: Rank) -> None:
+        policies = [ModuleWrapPolicy({Around, Two}), CustomPolicy(lambda module: isinstance(module, Around | Two))]
+        for policy, inside, original in itertools.product(policies, (True, False), (True, False)):
+            last = Around(2, 1.0, Weight(2, 1.0))
+            (last.part.weight if inside else last.weight).requires_grad_(False)  # type: ignore[union-attr, operator]
+            model = nn.Sequential(Two(), last).to(rank.device)
+            options: Any = {"auto_wrap_policy": policy, "use_orig_params": original, "device_id": rank.device}
+            if original:
+                with pytest.warns(UserWarning, match="requires_grad=True and False"):
+                    FullyShardedDataParallel(model, **options)
+            else:
+                with pytest.raises(ValueError, match="requires_grad"):
+                    FullyShardedDataParallel(model, **options)
+                assert FullyShardedDataParallel.fsdp_modules(model) == []
 
     world.run(body)
 
