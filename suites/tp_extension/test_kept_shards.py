@@ -198,8 +198,8 @@ TURNED: dict[str, Along] = {
     "linalg.cross": lambda x, dim, _: torch.linalg.cross(x.narrow(dim, 0, 3), x.narrow(dim, 0, 3) * 2 + 1, dim=dim),
 }
 """Operators along a dimension, with or without what is left of it."""
-DIMENSIONS = ((0, 2, False), (2, 0, False), (1, 2, True), (0, 1, False), (1, 0, True))
-"""Dimensions of the operator and of the shards, and whether the operator keeps its dimension."""
+DIMENSIONS = ((0, 2, False), (1, 2, True)), ((2, 0, False), (0, 1, False), (1, 0, True))
+"""Dimensions of the operator and of the shards, the last or others, and whether the operator keeps its dimension."""
 
 
 def _along() -> dict[str, dict[str, Case]]:
@@ -208,10 +208,10 @@ def _along() -> dict[str, dict[str, Case]]:
     for kind, operators in {"to fewer": REDUCED_TO, "to as many": TURNED}.items():
         cases[kind] = {}
         for i, (name, operator) in enumerate(operators.items()):
-            for dim, shard, keepdim in (DIMENSIONS[i % 2], DIMENSIONS[2 + i % 3]):
+            for dim, shard, keepdim in (DIMENSIONS[0][i % 2], DIMENSIONS[1][i % 3]):
                 left = kind == "to as many" or (keepdim and name not in ("select", "unbind"))
                 due = shard - (shard > dim and not left)
-                cases[kind][f"{name} over {dim}, {keepdim=}"] = (
+                cases[kind][f"{name} over {dim}, {keepdim=}, for {shard}"] = (
                     lambda x, operator=operator, dim=dim, keepdim=keepdim: operator(x, dim, keepdim),
                     (CUBE,),
                     (((Shard(shard),), Shard(due)),),
@@ -251,10 +251,10 @@ OF_MATRICES: dict[str, Case] = {
         lambda a, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor_ex(a)[:2], b), POSITIVE, SIDES, pending=(SUM,)
     ),
     "ormqr": _batches(lambda a, b: torch.ormqr(*torch.geqrf(a), b), MATRICES, SIDES, pending=(SUM,)),
-    "triangle of larger batches": (
+    "triangles of whole batches": (
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
-        (UPPER[0], SIDES),
-        (((R, ROWS), ROWS),),
+        (UPPER, SIDES),
+        tuple(((R, turn), turn) for turn in (ROWS, COLUMNS)),
     ),
 }
 """Operators on batches of matrices."""
@@ -300,6 +300,11 @@ BY_INDEX: dict[str, dict[str, Case]] = {
             lambda x, i, j: x[i, :, j],
             (CUBE, INDEX, OTHER),
             (((COLUMNS, R, R), COLUMNS), ((R, ROWS, ROWS), ROWS)),
+        ),
+        "later pairs apart": (
+            lambda x, i, j: x[:, i, :, j],
+            (MATRICES, INDEX, OTHER),
+            (((ROWS, R, R), COLUMNS), ((LAST, R, R), LAST), ((R, ROWS, ROWS), ROWS)),
         ),
         "pairs of unequal dimensions": (
             lambda x, i, j: x[i, j],

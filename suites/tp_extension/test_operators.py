@@ -96,6 +96,9 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "topk": (lambda a: a.topk(2, 0).values, (A,)),
         "flip": (lambda a: a.flip(0), (A,)),
         "roll": (lambda a: a.roll(2, 0), (A,)),
+        "roll of all": (lambda a: a.roll(2), (A,)),
+        "roll of both": (lambda a: a.roll((1, 2), (0, -1)), (A,)),
+        "flip of both": (lambda a: a.flip(-1, 0), (A,)),
         "tril": (torch.tril, (A,)),
     },
     "views": {
