@@ -334,6 +334,11 @@ BY_INDEX: dict[str, dict[str, Case]] = {
         "pairs": (_put(0, 1), (CUBE, INDEX, OTHER, floats(3, 5)), (((LAST, R, R, COLUMNS), LAST),)),
         "later pairs": (_put(None, 0, 1), (CUBE, INDEX, OTHER, floats(4, 3)), (((ROWS, R, R, ROWS), ROWS),)),
         "pairs apart": (_put(0, None, 1), (CUBE, INDEX, OTHER, floats(3, 3)), (((COLUMNS, R, R, COLUMNS), COLUMNS),)),
+        "later pairs apart": (
+            _put(None, 0, None, 1),
+            (MATRICES, INDEX, OTHER, floats(3, 2, 3)),
+            (((ROWS, R, R, COLUMNS), ROWS), ((LAST, R, R, LAST), LAST)),
+        ),
         "rows of one vector": (
             _put(0),
             (CUBE, INDEX, floats(5)),
