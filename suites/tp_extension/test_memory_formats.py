@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.operators import floats, right
 from fixtures.placements import MORE_OPERATORS, laid_out
@@ -92,6 +92,36 @@ def test_made(world: World) -> None:
             for i, formats in enumerate(itertools.product(FORMATS[4][1:], FORMATS[4])):
                 if found := differs(rank, floats(4, 6, 2, 3 + i), layout, function, *formats):
                     wrong.append(f"{name} of {layout}, {formats}: {found}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-LAY-4203",
+    "A tensor gathered from shards has the strides of the DTensor, and neither it nor a shard keeps more memory than "
+    "its elements take.",
+    source="torch.distributed.tensor.DTensor.full_tensor, redistribute; torch.Tensor.stride",
+)
+@pytest.mark.world(2)
+def test_memory_of_parts(world: World) -> None:
+    """Shard each dimension, evenly or not, with data of the first rank or each rank's own, or cut replicas."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for shape in (4, 6), (5, 7), (3, 5, 7):
+            whole = floats(*shape).to(rank.device)
+            for dim, source in itertools.product(range(len(shape)), (0, None)):
+                x = distribute_tensor(whole, rank.mesh(), [Shard(dim)], src_data_rank=source)
+                replicas = DTensor.from_local(whole, rank.mesh(), [Replicate()])
+                parts = {"part": x.to_local(), "cut": replicas.redistribute(placements=[Shard(dim)]).to_local()}
+                parts["whole"] = x.full_tensor()
+                if parts["whole"].stride() != x.stride():
+                    wrong.append(f"{shape} over {dim}, {source=}: strides {parts['whole'].stride()}")
+                for name, part in parts.items():
+                    kept = part.untyped_storage().nbytes()
+                    if kept > part.numel() * part.element_size() or not part.is_contiguous():
+                        wrong.append(f"{shape} over {dim}, {source=}: {name} keeps {kept} bytes")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

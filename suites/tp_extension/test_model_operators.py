@@ -351,7 +351,7 @@ def _combined(operands: Operands) -> Iterator[tuple[Placement, ...]]:
         yield (Shard(dim),) * len(operands)
 
 
-WITHOUT_GRADIENT = ("index_put", "index_put of a row", "slice_scatter", "select_scatter")
+WITHOUT_GRADIENT = ("index_put", "index_put of a row", "slice_scatter", "select_scatter", "diagonal_scatter")
 """Operators whose backward PyTorch 2.13 refuses, even for replicas."""
 
 
