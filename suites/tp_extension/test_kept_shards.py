@@ -251,15 +251,8 @@ OF_MATRICES: dict[str, Case] = {
         lambda a, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor_ex(a)[:2], b), POSITIVE, SIDES, pending=(SUM,)
     ),
     "ormqr": _batches(lambda a, b: torch.ormqr(*torch.geqrf(a), b), MATRICES, SIDES, pending=(SUM,)),
-    "triangles of whole batches": (
-        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
-        (UPPER, SIDES),
-        tuple(((R, turn), turn) for turn in (ROWS, COLUMNS)),
-    ),
 }
 """Operators on batches of matrices."""
-if runs_with(">=2.14"):  # which cuts the whole triangles of these in a dimension of the sides
-    del OF_MATRICES["triangles of whole batches"]
 
 
 def _put(*index: int | None) -> Operator:
