@@ -451,7 +451,7 @@ def test_distribute_module(world: World) -> None:
 )
 @pytest.mark.world(4)
 def test_run_check(world: World) -> None:
-    """Replicate over each dimension of a mesh, over both or over none; each rank has its own data."""
+    """Replicate over each dimension of a mesh, over both or over none; each rank has its own data, or cuts them."""
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2, 2, names=("dp", "tp"))
@@ -462,14 +462,15 @@ def test_run_check(world: World) -> None:
             assert found.to_local().data_ptr() == own.data_ptr()
             assert_same(numbers(2, 2).to(rank.device) + 100 * rank.index, found.to_local(), f"{layouts}, unchecked")
         assert not messages.since(at)
-        for layouts in itertools.product((Replicate(), Shard(0), Partial()), repeat=2):
+        for cut, *layouts in itertools.product((False, True), *[(Replicate(), Shard(0), Partial())] * 2):
             own = numbers(2, 2).to(rank.device) + 100 * rank.index
             coordinates = [
                 0 if layout == Replicate() else at for layout, at in zip(layouts, divmod(rank.index, 2), strict=True)
             ]
             source = 2 * coordinates[0] + coordinates[1]
-            checked = DTensor.from_local(own, mesh, layouts, run_check=True)
-            assert_same(numbers(2, 2).to(rank.device) + 100 * source, checked.to_local(), f"{layouts}, checked")
+            checked = DTensor.from_local(own.repeat(1, 2)[:, :2] if cut else own, mesh, layouts, run_check=True)
+            expected = numbers(2, 2).to(rank.device) + 100 * source
+            assert_same(expected, checked.to_local(), f"{layouts}, checked, {cut=}")
 
     world.run(body)
 

@@ -258,15 +258,17 @@ def test_once(world: World) -> None:
             if not right(operator(*(x.to(rank.device) for x in given)), found):
                 wrong.append(name)
         large, small = floats(64, 8).to(rank.device), floats(8, 2).to(rank.device)
-        for (x, y), same in itertools.product(((large, small), (small.t(), large.t())), (ROWS, COLUMNS)):
+        for (x, y), (one, other) in itertools.product(
+            ((large, small), (small.t(), large.t())), ((ROWS, ROWS), (COLUMNS, COLUMNS), (ROWS, COLUMNS))
+        ):
             at = messages.mark()
-            found = distributed(x, same, rank, mesh) @ distributed(y, same, rank, mesh)
+            found = distributed(x, one, rank, mesh) @ distributed(y, other, rank, mesh)
             sent = [message.shape for message in messages.since(at)]
-            free = (x is large) == (same == ROWS)  # in which case the large one may stay in shards
+            free = one != other or (x is large) == (one == ROWS)  # in which case the large one may stay in shards
             if len(sent) != 1 or (free and math.prod(sent[0]) > small.numel() // 2):
-                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}: {sent}")
+                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {one} and {other}: {sent}")
             if not right(x @ y, found):
-                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {same}")
+                wrong.append(f"{tuple(x.shape)} by {tuple(y.shape)}, {one} and {other}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

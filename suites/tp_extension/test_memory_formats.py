@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from fixtures.operators import floats, right
 from fixtures.placements import MORE_OPERATORS, laid_out
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks.limit import runs_with
 
 pytestmark = pytest.mark.needs(torch=MORE_OPERATORS)
 FORMATS: dict[int, tuple[torch.memory_format, ...]] = {
@@ -92,6 +93,38 @@ def test_made(world: World) -> None:
             for i, formats in enumerate(itertools.product(FORMATS[4][1:], FORMATS[4])):
                 if found := differs(rank, floats(4, 6, 2, 3 + i), layout, function, *formats):
                     wrong.append(f"{name} of {layout}, {formats}: {found}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-LAY-4203",
+    "A tensor gathered from shards has the strides of the DTensor, of which a shard that was cut keeps the memory of "
+    "its elements alone.",
+    source="torch.distributed.tensor.DTensor.full_tensor, redistribute; torch.Tensor.stride",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, a gathered tensor has the strides of its padding")
+@pytest.mark.world(2)
+def test_memory_of_parts(world: World) -> None:
+    """Shard each dimension, evenly or not, with data of the first rank or each rank's own, or cut replicas."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for shape in (4, 6), (5, 7), (3, 5, 7):
+            whole = floats(*shape).to(rank.device)
+            for dim, source in itertools.product(range(len(shape)), (0, None)):
+                x = distribute_tensor(whole, rank.mesh(), [Shard(dim)], src_data_rank=source)
+                replicas = DTensor.from_local(whole, rank.mesh(), [Replicate()])
+                parts = {"cut": replicas.redistribute(placements=[Shard(dim)]).to_local()}
+                if source is None:  # of the first rank's data, a smaller part may lie in the memory of a larger one
+                    parts["part"] = x.to_local()
+                if x.full_tensor().stride() != whole.stride():
+                    wrong.append(f"{shape} over {dim}, {source=}: strides {x.full_tensor().stride()}")
+                for name, part in parts.items():
+                    kept = part.untyped_storage().nbytes()
+                    if kept > part.numel() * part.element_size() or not part.is_contiguous():
+                        wrong.append(f"{shape} over {dim}, {source=}: {name} keeps {kept} bytes")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

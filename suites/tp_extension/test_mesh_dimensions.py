@@ -233,7 +233,9 @@ def needed(source: Layout, target: Layout) -> int:
     """Return over how many mesh dimensions a tensor has to be gathered or reduced."""
 
     def before(placements: Layout, i: int) -> list[int]:
-        """Return the mesh dimensions before one that shard the same dimension of the tensor."""
+        """Return the mesh dimensions before one that shard the same dimension of the tensor, or that cut it first."""
+        if isinstance(placements[i], StridedShard):
+            return [j for j in range(i + 1, len(placements)) if placements[j].is_shard()]
         return [j for j in range(i) if placements[j] == placements[i]]
 
     return sum(
@@ -264,6 +266,38 @@ def test_collectives_of_moves(world: World) -> None:
                     wrong.append(f"{source} to {target}: {found} collectives")
                 if not torch.equal(laid_out(whole, mesh, target), moved.to_local()):
                     wrong.append(f"{source} to {target}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+STRIDED: tuple[Layout, ...] = tuple((StridedShard(dim, split_factor=2), Shard(dim)) for dim in (0, 1))
+"""Layouts of tensors whose dimension the second mesh dimension cuts first."""
+
+
+@requirement(
+    "TP-MOVE-44",
+    "redistribute over several mesh dimensions takes one collective for each whose shards or sums change, and none to "
+    "cut replicas.",
+    source=f"{SOURCE}.redistribute; test_redistribute.py: test_redistribute_shard_dim_multi_dim_mesh",
+)
+@pytest.mark.world(4)
+def test_collectives_of_strided_moves(world: World) -> None:
+    """Bring a tensor to or from shards that the second mesh dimension cuts first, as FSDP makes them."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        whole = numbers(8, 4).to(rank.device) * 4
+        plain = list(itertools.product((R, ROWS, COLUMNS), repeat=2))
+        to = itertools.product([*plain, (SUM, SUM), (SUM, R), (ROWS, SUM), (SUM, ROWS)], STRIDED[:1])
+        for source, target in [*to, *itertools.product(STRIDED, plain), STRIDED, STRIDED[:1] * 2]:
+            x, at = placed(whole, mesh, source), messages.launched()
+            moved = x.redistribute(placements=target)
+            found = messages.launched() - at
+            if found != needed(source, target):
+                wrong.append(f"{source} to {target}: {found} collectives")
+            if not torch.equal(laid_out(whole, mesh, target), moved.to_local()):
+                wrong.append(f"{source} to {target}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

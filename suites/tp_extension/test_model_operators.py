@@ -190,6 +190,7 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         ),
         "slice_scatter": (lambda x, v: torch.slice_scatter(x, v, 1, 2, 5), (A, floats(5, 3))),
         "select_scatter": (lambda x, v: torch.select_scatter(x, v, 0, 2), (A, ROW)),
+        "diagonal_scatter": (lambda x, v: torch.diagonal_scatter(x, v, 1), (A, floats(5, start=2))),
         "one_hot": (lambda i: functional.one_hot(i, 7), (classes(7, 5, 2),)),
         "bucketize": (torch.bucketize, (A, torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64))),
         "embedding with negative padding": (lambda i, w: functional.embedding(i, w, padding_idx=-1), (LABELS, MATRIX)),
@@ -350,7 +351,7 @@ def _combined(operands: Operands) -> Iterator[tuple[Placement, ...]]:
         yield (Shard(dim),) * len(operands)
 
 
-WITHOUT_GRADIENT = ("index_put", "index_put of a row", "slice_scatter", "select_scatter")
+WITHOUT_GRADIENT = ("index_put", "index_put of a row", "slice_scatter", "select_scatter", "diagonal_scatter")
 """Operators whose backward PyTorch 2.13 refuses, even for replicas."""
 
 

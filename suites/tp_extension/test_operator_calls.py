@@ -854,6 +854,7 @@ MADE: dict[str, Operator] = {
     "view": lambda a, b: a.view(35),
     "pad": lambda a, b: functional.pad(a, (1, 1)),
     "pad with a number": lambda a, b: functional.pad(a, (1, 1), value=2.0),
+    "pad below with a number": lambda a, b: functional.pad(a, (0, 0, 0, 1), value=2.0),
     "roll": lambda a, b: a.roll(1, 0),
     "tril": lambda a, b: a.tril(),
     "diff": lambda a, b: torch.diff(a),

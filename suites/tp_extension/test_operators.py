@@ -120,6 +120,9 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         **{f"squeeze at {dim}": (lambda a, dim=dim: a.squeeze(dim), (A[:1],)) for dim in (0, 1, -1, -2)},
         **{f"cat at {dim}": (lambda a, b, dim=dim: torch.cat([a, b], dim), (A, B)) for dim in (-1, -2)},
         **{f"unbind at {dim}": (lambda a, dim=dim: a.unbind(dim)[2], (A,)) for dim in (0, -1, -2)},
+        "roll of all": (lambda a: a.roll(2), (A,)),
+        "roll of both": (lambda a: a.roll((1, 2), (0, -1)), (A,)),
+        "flip of both": (lambda a: a.flip(-1, 0), (A,)),
     },
     "products": {
         "mm": (torch.mm, (A, MATRIX)),
