@@ -252,13 +252,13 @@ def test_parts_of_saved_states(world: World, named: str) -> None:
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
         fsdp = FullyShardedDataParallel
-        for original, by_groups in itertools.product((True, False), (named == "by groups",)):
+        for original, by_groups in itertools.product((True, False), (named in ("by groups", "by the optimizer"),)):
 
             def made(original: bool = original, by_groups: bool = by_groups) -> tuple[Any, Any]:
                 model = wrapped(rank, Outer(5, 5.0, Two()), use_orig_params=original)
                 fsdp.set_state_dict_type(model, FULL, None, WHOLE)
                 all_of = list(model.parameters())
-                given = [{"params": all_of[:1], "lr": 0.5}, {"params": all_of[1:], "lr": 0.25}] if by_groups else all_of
+                given = [{"params": all_of[1:], "lr": 0.25}, {"params": all_of[:1], "lr": 0.5}] if by_groups else all_of
                 return model, torch.optim.Adam(given, lr=0.5)
 
             model, adam = made()
