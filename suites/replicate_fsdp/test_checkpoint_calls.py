@@ -1,4 +1,4 @@
-"""Distributed checkpoints by former names, forms of calls and signatures of planners and storages; plans that can't be right."""
+"""Distributed checkpoints by former names, forms of calls and signatures; plans that can't be right."""
 
 from __future__ import annotations
 
@@ -36,10 +36,15 @@ def state(rank: Rank, factor: int) -> dict[str, Any]:
     }
 
 
+TOLD: list[tuple[str, bool]] = []
+"""What a planner or a storage with a former signature was told in this process: whether the rank coordinates."""
+
+
 class FormerPlanner(checkpoint.DefaultSavePlanner):
     """A planner that does not take what the storage says of itself."""
 
     def set_up_planner(self, state_dict: Any, is_coordinator: bool) -> None:  # type: ignore[override]
+        TOLD.append(("planner", is_coordinator))
         super().set_up_planner(state_dict, None, is_coordinator)
 
 
@@ -47,6 +52,7 @@ class FormerWriter(checkpoint.FileSystemWriter):
     """A writer that is only told who coordinates."""
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:  # type: ignore[override]
+        TOLD.append(("writer", is_coordinator))
         super().set_up_storage_writer(is_coordinator)
 
 
@@ -57,6 +63,7 @@ class FormerReader(checkpoint.FileSystemReader):
         return super().read_metadata()
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool) -> None:  # type: ignore[override]
+        TOLD.append(("reader", is_coordinator))
         super().set_up_storage_reader(metadata, is_coordinator)
 
 
@@ -92,10 +99,13 @@ def test_former_calls(world: World, tmp_path: Path, call: str) -> None:
 
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
+        TOLD.clear()
         save(state(rank, 1), tmp_path)
         loaded = state(rank, -1)
         load(loaded, tmp_path)
         assert_equal(whole(state(rank, 1)), whole(loaded), call)
+        kinds = ("planner", "writer", "reader") if call == "former signatures" else ()
+        assert [(kind, rank.index == 0) for kind in kinds] == TOLD
 
     world.run(body)
 
@@ -121,8 +131,8 @@ class Moved(checkpoint.DefaultSavePlanner):
 
 @requirement(
     "RFSDP-CHECKPOINT-4406",
-    "A save whose parts overlap, leave the tensor or have not all of its elements is refused on every rank, with nothing "
-    "to load.",
+    "A save whose parts overlap, leave the tensor or have not all of its elements is refused on every rank, with "
+    "nothing to load.",
     source=f"{SOURCE}: DefaultSavePlanner; torch/distributed/checkpoint/default_planner.py: 'has overlapping chunks', "
     "'has out of bounds chunk', 'invalid fill tensor-volume'",
 )

@@ -31,17 +31,22 @@ STACKS: dict[str, Any] = {
 }
 
 
-class Parts(nn.ModuleDict):
-    """Modules by name, of which none is called."""
+class Parts(nn.Module):
+    """Modules whose names begin alike, and of which none is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.one_more = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+        self.deep = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is given."""
         return x
 
 
 def parts(factor: float) -> Any:
-    """Return a model whose parts' names begin alike, with weights and a buffer of whole numbers times a factor."""
-    model = Parts({"one": nn.Linear(2, 2), "one_more": nn.Linear(2, 2, bias=False)})
-    model["deep"] = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 4))
+    """Return a model with weights and a buffer of whole numbers times a factor."""
+    model = Parts()
     with torch.no_grad():
         for i, value in enumerate(model.state_dict().values(), start=1):
             value.copy_(torch.arange(value.numel()).view(value.shape) * factor + i)
@@ -75,7 +80,9 @@ def test_given_submodules(world: World, stack: str) -> None:
             own = {key: value for key, value in right.items() if key.startswith(tuple(f"{name}." for name in names))}
             for keep in (True, False):
                 options = StateDictOptions(keep_submodule_prefixes=keep)
-                without = {key[len(next(n for n in names if key.startswith(f"{n}."))) + 1 :]: v for key, v in own.items()}
+                without = {
+                    key[len(next(n for n in names if key.startswith(f"{n}."))) + 1 :]: v for key, v in own.items()
+                }
                 assert values(get_model_state_dict(put, submodules=of, options=options)) == (own if keep else without)
             sgd = torch.optim.SGD(put.parameters(), lr=0.5)
             assert values(get_state_dict(put, sgd, submodules=of)[0]) == own
@@ -111,8 +118,10 @@ def test_states_for_submodules(world: World, stack: str) -> None:
 
 @requirement(
     "RFSDP-DICT-4409",
-    "An empty state is refused on each rank for a model or an optimizer that has one, and so is a call without optimizers.",
-    source=f"{SOURCE}: set_model_state_dict, set_optimizer_state_dict, get_optimizer_state_dict; StateDictOptions.strict",
+    "An empty state is refused on each rank for a model or an optimizer that has one, and so is a call without "
+    "optimizers.",
+    source=f"{SOURCE}: set_model_state_dict, set_optimizer_state_dict, get_optimizer_state_dict; "
+    "StateDictOptions.strict",
 )
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2)

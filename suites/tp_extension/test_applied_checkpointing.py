@@ -1,5 +1,4 @@
-"""Layers of FSDP models that apply_activation_checkpointing wraps: whose forward runs twice, or that keep activations on
-the host."""
+"""Layers of FSDP models that apply_activation_checkpointing wraps, to compute their forward again or to offload."""
 
 from __future__ import annotations
 
@@ -77,8 +76,8 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @requirement(
     "TP-GRAD-4400",
-    "apply_activation_checkpointing wraps the layers of a model that its check or policy chooses, which then trains and "
-    "saves as without.",
+    "apply_activation_checkpointing wraps the layers of a model that its check or policy chooses, which then trains "
+    "and saves as without.",
     source=f"{SOURCE}: apply_activation_checkpointing, checkpoint_wrapper, offload_wrapper",
 )
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -120,7 +119,7 @@ def test_chosen_layers(world: World, wrapper: str) -> None:
 
 @requirement(
     "TP-GRAD-4401",
-    "A checkpoint's own function, its options and those that a policy gives are used, and what is no policy is refused.",
+    "A checkpoint's own function and the options that a policy gives are used, while what is no policy is refused.",
     source=f"{SOURCE}: checkpoint_wrapper: checkpoint_fn, checkpoint_fn_kwargs; apply_activation_checkpointing",
 )
 @pytest.mark.world(1)

@@ -240,21 +240,22 @@ def test_optimizers(world: World) -> None:
 
 @requirement(
     "TP-STATE-4402",
-    "shard_full_optim_state_dict, scatter_full_optim_state_dict and flatten_sharded_optim_state_dict give each rank its "
-    "part of a saved state.",
+    "shard_full_optim_state_dict, scatter_full_optim_state_dict and flatten_sharded_optim_state_dict give each rank "
+    "its part of a saved state.",
     source=f"{FSDP}: shard_full_optim_state_dict, scatter_full_optim_state_dict, flatten_sharded_optim_state_dict",
 )
 @pytest.mark.parametrize("named", ["by the optimizer", "by parameters", "by groups", "not at all"])
 @pytest.mark.world(2)
 def test_parts_of_saved_states(world: World, named: str) -> None:
-    """Say whose state it is by an optimizer, an iterator of its parameters or groups; rank 0 alone has what it scatters."""
+    """Say whose it is by an optimizer, an iterator of its parameters or groups; rank 0 alone has what it scatters."""
 
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
         fsdp = FullyShardedDataParallel
-        for original, by_groups in itertools.product((True, False), (named in ("by groups", "by the optimizer"),)):
+        by_groups = named in ("by groups", "by the optimizer")
+        for original in (True, False):
 
-            def made(original: bool = original, by_groups: bool = by_groups) -> tuple[Any, Any]:
+            def made(original: bool = original) -> tuple[Any, Any]:
                 model = wrapped(rank, Outer(5, 5.0, Two()), use_orig_params=original)
                 fsdp.set_state_dict_type(model, FULL, None, WHOLE)
                 all_of = list(model.parameters())
@@ -287,7 +288,9 @@ def test_parts_of_saved_states(world: World, named: str) -> None:
                 fresh.load_state_dict(state)
                 loaded = fsdp.optim_state_dict(*other)
                 for name, of in whole["state"].items():
-                    assert_same_all(whole_tensors(of), whole_tensors(loaded["state"][name]), f"{original=}, {way}: {name}")
+                    assert_same_all(
+                        whole_tensors(of), whole_tensors(loaded["state"][name]), f"{original=}, {way}: {name}"
+                    )
                 assert [group["lr"] for group in fresh.param_groups] == [group["lr"] for group in adam.param_groups]
 
     world.run(body)

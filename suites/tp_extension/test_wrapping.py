@@ -274,8 +274,8 @@ def test_hybrid_groups(world: World) -> None:
 
 @requirement(
     "TP-HYB-4404",
-    "A hybrid strategy with a policy but without groups shards over the devices of each host, and reduces gradients over "
-    "all of them.",
+    "A hybrid strategy with a policy but without groups shards over the devices of each host, and reduces gradients "
+    "over all of them.",
     source="torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD: 'shards parameters within a node and replicates "
     "parameters across nodes'; FullyShardedDataParallel: process_group",
 )
@@ -289,7 +289,7 @@ def test_hosts_without_groups(world: World) -> None:
         replicas = (rank.index % 2, rank.index % 2 + 2)
         for strategy in HYBRIDS:
             options = {"sharding_strategy": strategy, "use_orig_params": True, "auto_wrap_policy": always_wrap_policy}
-            with mock.patch.object(torch.get_device_module(rank.device), "device_count", lambda: 2):
+            with mock.patch.object(torch.get_device_module(rank.device), "device_count", return_value=2):
                 model = wrapped(rank, Outer(8, 5.0, Weight(4, 3.0)), **options)
                 at = messages.mark()
                 for _ in range(2):
