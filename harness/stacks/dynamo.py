@@ -298,7 +298,8 @@ def offloaded(module: nn.Module) -> nn.Module:
 
 def apply_checkpointing(model: nn.Module, wrapper: Callable[[nn.Module], nn.Module] | None = None, **how: Any) -> None:
     """Wrap modules of a model by ``apply_activation_checkpointing``, each by a wrapper (that of ``checkpointed``)."""
-    apply_activation_checkpointing(model, **how, **({} if wrapper is None else {"checkpoint_wrapper_fn": wrapper}))
+    options: dict[str, Any] = how if wrapper is None else how | {"checkpoint_wrapper_fn": wrapper}
+    apply_activation_checkpointing(model, **options)
 
 
 def checkpointed_in_place(module: nn.Module, **options: Any) -> nn.Module:

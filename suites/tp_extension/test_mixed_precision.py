@@ -287,6 +287,11 @@ def test_evaluated(world: World) -> None:
     world.run(with_variable)
 
 
+def refuse(**_: Any) -> bool:
+    """Choose no module, and none inside of one: a policy."""
+    return False
+
+
 @requirement(
     "TP-CAST-94",
     "With a policy, batch norms compute in full precision under MixedPrecision, as modules of their own, and without "
@@ -313,7 +318,7 @@ def test_batch_norms(world: World) -> None:
             classes = ModuleWrapPolicy({nn.Linear} if chosen else {nn.Embedding})
             policies: dict[str, Any] = {
                 "object": CustomPolicy(choose),
-                "function": functools.partial(lambda_auto_wrap_policy, lambda_fn=choose),
+                "function": functools.partial(lambda_auto_wrap_policy, lambda_fn=choose) if chosen else refuse,
                 "asked by a function": lambda classes=classes, **asked: classes(**asked),
             }
             policy = None if chosen is None else policies[form]
