@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @requirement(
     "RFSDP-CHECKPOINT-4405",
-    "A state that is sharded in several dimensions is saved and loaded by former names, positions and signatures.",
+    "A state that is sharded in several dimensions is saved and loaded by former names, positions or signatures.",
     source=f"{SOURCE}: save, load: storage_writer, storage_reader; save_state_dict, load_state_dict: coordinator_rank",
 )
 @pytest.mark.parametrize("call", CALLS)

@@ -21,7 +21,7 @@ from fixtures.wrapped import whole, wrapped
 from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import apply_checkpointing, checkpointed, offloaded
 
-SOURCE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+SOURCE = "torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py"
 
 
 class Block(nn.Module):
