@@ -19,7 +19,12 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.autograd import Variable
 from torch.distributed._composable.checkpoint_activation import checkpoint as composable_checkpoint
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 from torch.nn import attention
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
@@ -284,6 +289,17 @@ def checkpointed(module: nn.Module, *, reentrant: bool = False, **options: Any) 
     kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
     wrapped: nn.Module = checkpoint_wrapper(module, checkpoint_impl=kind, **options)
     return wrapped
+
+
+def offloaded(module: nn.Module) -> nn.Module:
+    """Wrap a module by ``offload_wrapper``: its activations wait for the backward on the host."""
+    return offload_wrapper(module)
+
+
+def apply_checkpointing(model: nn.Module, wrapper: Callable[[nn.Module], nn.Module] | None = None, **how: Any) -> None:
+    """Wrap modules of a model by ``apply_activation_checkpointing``, each by a wrapper (that of ``checkpointed``)."""
+    options: dict[str, Any] = how if wrapper is None else how | {"checkpoint_wrapper_fn": wrapper}
+    apply_activation_checkpointing(model, **options)
 
 
 def checkpointed_in_place(module: nn.Module, **options: Any) -> nn.Module:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import assert_right
 from suites.collectives.cases import OPS, dtypes_of, repeated, shaped, swept
@@ -129,3 +129,23 @@ def test_sparse_operations(world: World) -> None:
         assert total.tolist() == [2, 2]
 
     world.run(body)
+
+
+@requirement(
+    "COLL-ALLREDUCE-4411",
+    "The former name of the operations has those of the present one, with a warning that it is deprecated.",
+    source="torch.distributed.reduce_op: 'Deprecated enum-like class for reduction operations: SUM, PRODUCT, MIN, and "
+    "MAX'",
+)
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX"])
+@spmd(2)
+def test_former_operations(rank: Rank, op: str) -> None:
+    """Reduce by the operation of either name."""
+    right = {"SUM": [5.0, 1.0], "PRODUCT": [6.0, -2.0], "MIN": [2.0, -1.0], "MAX": [3.0, 2.0]}[op]
+    given = [[2.0, -1.0], [3.0, 2.0]][rank.index]
+    with pytest.warns(FutureWarning, match="reduce_op"):
+        former = getattr(dist.reduce_op, op)
+    for reduction in former, getattr(dist.ReduceOp, op):
+        tensor = torch.tensor(given, device=rank.device)
+        dist.all_reduce(tensor, op=reduction, group=dist.group.WORLD)
+        assert tensor.tolist() == right

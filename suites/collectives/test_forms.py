@@ -131,13 +131,17 @@ def test_coalesced(rank: Rank) -> None:
 )
 @spmd(1, 2, 3)
 def test_all_reduce_coalesced(rank: Rank) -> None:
-    """Reduce tensors of different sizes; matrices, numbers and nothing; complex tensors alone and beside real ones."""
+    """Reduce tensors of different sizes; matrices, numbers, nothing; complex ones, beside real ones too; one tensor."""
     for shapes in MIXED:
         cases = [Case("all_reduce", shape=shape, dtype=dtype) for dtype, shape in shapes]
         tensors = moved((inputs(case, rank.size, rank.index)[0] for case in cases), rank.device)
         dist.all_reduce_coalesced(tensors)
         for case, tensor in zip(cases, tensors, strict=True):
             assert_same(outputs(case, rank.size, rank.index)[0], tensor, str(case))
+    case = Case("all_reduce", shape=(3, 5))
+    (alone,) = moved(inputs(case, rank.size, rank.index), rank.device)
+    dist.all_reduce_coalesced(alone)  # a tensor for a list of one
+    assert_same(outputs(case, rank.size, rank.index)[0], alone, "a tensor alone")
 
 
 @requirement(

@@ -430,6 +430,7 @@ def test_tensors_that_do_not_fit(rank: Rank, name: str) -> None:
     flat: Any = [t(), t()]
     for what, outs, ins in (
         ("no list of lists", flat, [t()]),
+        ("a tuple of lists", ([t()], [t()]), [t()]),
         ("one list too few", [[t()]], [t()]),
         ("one list too many", [[t()] for _ in range(3)], [t()]),
         ("lists of two for one", [[t(), t()], [t(), t()]], [t()]),

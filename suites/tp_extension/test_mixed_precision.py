@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import warnings
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import CustomPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, lambda_auto_wrap_policy
 
 from fixtures.wrapped import STRATEGIES, Outer, Two, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, assert_on_ranks, requirement
@@ -286,6 +287,11 @@ def test_evaluated(world: World) -> None:
     world.run(with_variable)
 
 
+def refuse(**_: Any) -> bool:
+    """Choose no module, and none inside of one: a policy."""
+    return False
+
+
 @requirement(
     "TP-CAST-94",
     "With a policy, batch norms compute in full precision under MixedPrecision, as modules of their own, and without "
@@ -294,11 +300,13 @@ def test_evaluated(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_batch_norms(world: World) -> None:
-    """The policy chooses the linear layers, or nothing; statistics are those of a batch in low precision."""
+    """The policy, an object or a function, chooses the linear layers, or nothing; statistics are of low precision."""
 
     def body(rank: Rank) -> None:
-        for strategy, original, chosen in itertools.product(STRATEGIES, (True, False), (True, False, None)):
-            what = f"{strategy}, {original=}, {chosen}"
+        forms = itertools.cycle(("object", "function", "asked by a function", "object"))
+        ways = itertools.product(STRATEGIES, (True, False), (True, False, None))
+        for (strategy, original, chosen), form in zip(ways, forms, strict=False):
+            what = f"{strategy}, {original=}, {chosen}, {form}"
             norm = nn.BatchNorm1d(2)
             layers = nn.Sequential(nn.Linear(2, 2, bias=False), norm, nn.Linear(2, 1, bias=False))
             seen: list[torch.dtype] = []
@@ -307,7 +315,13 @@ def test_batch_norms(world: World) -> None:
             def choose(module: nn.Module, chosen: bool | None = chosen) -> bool:
                 return bool(chosen) and isinstance(module, nn.Linear)
 
-            policy = None if chosen is None else CustomPolicy(choose)
+            classes = ModuleWrapPolicy({nn.Linear} if chosen else {nn.Embedding})
+            policies: dict[str, Any] = {
+                "object": CustomPolicy(choose),
+                "function": functools.partial(lambda_auto_wrap_policy, lambda_fn=choose) if chosen else refuse,
+                "asked by a function": lambda classes=classes, **asked: classes(**asked),
+            }
+            policy = None if chosen is None else policies[form]
             options = {"sharding_strategy": strategy, "use_orig_params": original}
             mixed = MixedPrecision(LOW, LOW, LOW)
             model = wrapped(rank, layers, mixed_precision=mixed, auto_wrap_policy=policy, **options)
@@ -316,6 +330,7 @@ def test_batch_norms(world: World) -> None:
             assert (seen, y.dtype) == ([LOW if policy is None else FULL], LOW), what
             found = isinstance(layers[1], FullyShardedDataParallel)
             assert found == (policy is not None), what
+            assert [isinstance(layers[i], FullyShardedDataParallel) for i in (0, 2)] == [bool(chosen)] * 2, what
             assert norm.running_mean is not None
             assert norm.running_mean.dtype == (LOW if policy is None else FULL), what
 

@@ -238,6 +238,64 @@ def test_optimizers(world: World) -> None:
     world.run(body)
 
 
+@requirement(
+    "TP-STATE-4402",
+    "shard_full_optim_state_dict, scatter_full_optim_state_dict and flatten_sharded_optim_state_dict give each rank "
+    "its part of a saved state.",
+    source=f"{FSDP}: shard_full_optim_state_dict, scatter_full_optim_state_dict, flatten_sharded_optim_state_dict",
+)
+@pytest.mark.parametrize("named", ["by the optimizer", "by parameters", "by groups", "not at all"])
+@pytest.mark.world(2)
+def test_parts_of_saved_states(world: World, named: str) -> None:
+    """Say whose it is by an optimizer, an iterator of its parameters or groups; rank 0 alone has what it scatters."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        fsdp = FullyShardedDataParallel
+        by_groups = named in ("by groups", "by the optimizer")
+        for original in (True, False):
+
+            def made(original: bool = original) -> tuple[Any, Any]:
+                model = wrapped(rank, Outer(5, 5.0, Two()), use_orig_params=original)
+                fsdp.set_state_dict_type(model, FULL, None, WHOLE)
+                all_of = list(model.parameters())
+                given = [{"params": all_of[1:], "lr": 0.25}, {"params": all_of[:1], "lr": 0.5}] if by_groups else all_of
+                return model, torch.optim.Adam(given, lr=0.5)
+
+            model, adam = made()
+            train(model, adam, 2, rank.device)
+
+            def naming(model: Any = model, adam: Any = adam) -> dict[str, Any]:
+                return {
+                    "by the optimizer": {"optim": adam},
+                    "by parameters": {"optim_input": iter(model.parameters())},
+                    "by groups": {"optim_input": [dict(group) for group in adam.param_groups]},
+                    "not at all": {},
+                }[named]
+
+            whole = fsdp.optim_state_dict(model, adam)
+            found = {
+                "sharded": fsdp.shard_full_optim_state_dict(copy.deepcopy(whole), model, **naming()),
+                "scattered": fsdp.scatter_full_optim_state_dict(
+                    copy.deepcopy(whole) if rank.index == 0 else None, model, **naming()
+                ),
+                "flattened": fsdp.flatten_sharded_optim_state_dict(
+                    fsdp.sharded_optim_state_dict(model, adam), model, adam
+                ),
+            }
+            for way, state in found.items():
+                _, fresh = other = made()
+                fresh.load_state_dict(state)
+                loaded = fsdp.optim_state_dict(*other)
+                for name, of in whole["state"].items():
+                    assert_same_all(
+                        whole_tensors(of), whole_tensors(loaded["state"][name]), f"{original=}, {way}: {name}"
+                    )
+                assert [group["lr"] for group in fresh.param_groups] == [group["lr"] for group in adam.param_groups]
+
+    world.run(body)
+
+
 def check_optimizer(rank: Rank, made: Any, module: Any, kinds: Any, what: str) -> None:
     """Save the state of an optimizer after two steps, compare it with one device's, load it, and train on."""
     fsdp = FullyShardedDataParallel

@@ -8,6 +8,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -352,6 +353,38 @@ def test_hybrid_groups(world: World) -> None:
 
     # the average of 1 to 4 three times
     assert_on_ranks([[[22.5, 37.5]] * 4] * 4, world.run(body))
+
+
+@requirement(
+    "TP-HYB-4404",
+    "A hybrid strategy with a policy but without groups shards over the devices of each host, and reduces gradients "
+    "over all of them.",
+    source="torch.distributed.fsdp.ShardingStrategy: HYBRID_SHARD: 'shards parameters within a node and replicates "
+    "parameters across nodes'; FullyShardedDataParallel: process_group",
+)
+@pytest.mark.needs(features=["hybrid"])
+@pytest.mark.world(4)
+def test_hosts_without_groups(world: World) -> None:
+    """Each host is said to have two devices; two backwards of two weights, where the ranks have inputs of 1 to 4."""
+
+    def body(rank: Rank) -> None:
+        first = rank.index // 2 * 2
+        replicas = (rank.index % 2, rank.index % 2 + 2)
+        for strategy in HYBRIDS:
+            options = {"sharding_strategy": strategy, "use_orig_params": True, "auto_wrap_policy": always_wrap_policy}
+            with mock.patch.object(torch.get_device_module(rank.device), "device_count", return_value=2):
+                model = wrapped(rank, Outer(8, 5.0, Weight(4, 3.0)), **options)
+                at = messages.mark()
+                for _ in range(2):
+                    model(inputs(rank)).sum().backward()
+                seen = messages.since(at)
+            assert {m.members for m in seen if "gather" in m.op} == {(first, first + 1)}, f"{strategy}: {seen}"
+            assert {m.members for m in seen if "gather" not in m.op} == {(first, first + 1), replicas}, f"{seen}"
+            with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+                found = [p.grad.tolist() for p in model.parameters()]
+            assert found == [[25.0] * 8, [15.0] * 4], f"{strategy}: {found}"
+
+    world.run(body)
 
 
 @requirement(
