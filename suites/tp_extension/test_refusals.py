@@ -1,4 +1,4 @@
-"""What redistribute, distribute_tensor, parallel styles and loss_parallel refuse on every rank, before they communicate."""
+"""What redistribute, distribute_tensor, parallel styles and loss_parallel refuse before they communicate."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ KINDS: dict[str, dict[str, Refused]] = {
     "TP-REFUSE-4500",
     "What redistribute, distribute_tensor, a parallel style or loss_parallel does not support raises an error on every "
     "rank before anything is sent.",
-    source="torch.distributed.tensor: DTensor.redistribute, distribute_tensor; torch.distributed.tensor.parallel: 'Compose "
-    "with nn.Linear and nn.Embedding', loss_parallel: 'sharded on the class dimension'",
+    source="torch.distributed.tensor: DTensor.redistribute, distribute_tensor; tensor.parallel: 'Currently supports "
+    "nn.Linear and nn.Embedding', loss_parallel: 'sharded on the class dimension'",
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.world(2)
