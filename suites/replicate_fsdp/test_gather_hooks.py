@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from fixtures.managed import ways
 from fixtures.tensors import chunk, numbers
@@ -134,36 +134,6 @@ def test_coded(world: World) -> None:
                 assert ranks == shards, what
                 assert kind is OfOneArgument or (size, stride, module, given) == told, what
             assert len(asked) == (3 if kept else 6), what
-
-    world.run(body)
-
-
-@requirement(
-    "RFSDP-EXT-4500",
-    "Parameters of a tensor subclass with gather hooks train as on one device if they are offloaded, too.",
-    source=f"{SOURCE}; torch.distributed.fsdp.CPUOffloadPolicy",
-)
-@pytest.mark.world(2)
-def test_offloaded(world: World) -> None:
-    """Take three steps with both signatures and with a plain tensor, kept gathered or not."""
-
-    def body(rank: Rank) -> None:
-        policy = CPUOffloadPolicy(pin_memory=False)
-        for kind, kept in itertools.product((Coded, OfOneArgument, None), (True, False)):
-            model: Any = nn.Sequential(Product(kind, 4, torch.device("cpu")))
-            for module in model[0], model:
-                fully_shard(module, mesh=rank.mesh(), offload_policy=policy, reshard_after_forward=not kept)
-            sgd = torch.optim.SGD(model.parameters(), lr=2.0, foreach=False)
-            for step in range(3):
-                output = model(torch.tensor(1.0 + rank.index, device=rank.device))
-                coded, plain = numbers(4, 2) - 3 - 3 * step, numbers(3) - 2 - 6 * step
-                assert model[0].seen[1:] == (coded.tolist(), plain.tolist()), f"{kind}, {kept=}, step {step}"
-                output.backward()
-                gradients = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
-                assert gradients == [[1.5], [3.0]], f"{kind}, {kept=}, step {step}"
-                assert all(parameter.device.type == "cpu" for parameter in model.parameters())
-                sgd.step()
-                sgd.zero_grad()
 
     world.run(body)
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.layers import layers
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 
@@ -74,7 +75,7 @@ REFUSED: list[tuple[Callable[[Rank], object], type[Exception], str]] = [
     (lambda rank: register_fsdp_forward_method(shard(rank, layers(rank.device)), "absent"), ValueError, "absent"),
     *(
         (lambda rank, placement=placement: placed(rank, placement), ValueError, "shard_placement_fn")  # type: ignore[misc]
-        for placement in (0, Replicate(), (Shard(0),), Shard)
+        for placement in (() if runs_with("<2.13") else (0, Replicate(), (Shard(0),), Shard))
     ),
     (of_three_dimensions, NotImplementedError, "TP"),
 ]
