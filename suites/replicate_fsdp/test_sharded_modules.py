@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -313,6 +314,49 @@ def test_without_inputs(world: World) -> None:
                     (output * (1 + rank.index)).backward()
                     found = [g.unique().tolist() for g in replicate_fsdp.gradients(model).values()]
                     assert found == [[9.0 * (step + 1)]] * 2, f"{way}, {options}, step {step}"
+
+    world.run(body)
+
+
+class Noting(nn.Linear):
+    """A layer that says what its attributes are set to."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.setdefault("noted", []).append(name)
+        super().__setattr__(name, value)
+
+
+@requirement(
+    "RFSDP-CALLS-4500",
+    "A managed module with a __setattr__ of its own trains as one without, and it is told what parameters become.",
+    source=f"{SOURCE}; torch.nn.Module.__setattr__",
+)
+@pytest.mark.world(2)
+def test_own_setattr(world: World) -> None:
+    """Run three steps of two such layers with weights of their own, with one, and beside a plain layer."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            for options, shared in itertools.product(kept_or_not(way), (False, True)):
+                one, other, plain = Noting(2, 2, bias=False), Noting(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+                for layer in one, other, plain:
+                    nn.init.constant_(layer.weight, 0.5)
+                if shared:
+                    other.weight = one.weight
+                model: Any = nn.Sequential(one, other, plain).to(rank.device)
+                right = copy.deepcopy(model)
+                managed(model, **options)
+                one.noted.clear()
+                for step in range(3):
+                    x = torch.tensor([[1.0, 2.0 + rank.index]], device=rank.device)
+                    model(x).sum().backward()
+                    (
+                        sum(right(torch.tensor([[1.0, 2.0 + r]], device=rank.device)).sum() for r in range(2)) / 2
+                    ).backward()
+                    found = [g.tolist() for g in replicate_fsdp.gradients(model).values()]
+                    assert found == [p.grad.tolist() for p in right.parameters()], f"{way}, {shared=}, step {step}"
+                if way != "replicated":
+                    assert "weight" in one.noted, way
 
     world.run(body)
 

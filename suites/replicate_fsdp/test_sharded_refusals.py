@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.layers import layers
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 from harness.stacks.replicate_fsdp import MESH, replicate
 
 
@@ -33,6 +35,18 @@ def without_a_root(rank: Rank) -> None:
     model = layers(rank.device)
     shard(rank, list(model))
     model(torch.ones(1, 4, device=rank.device))
+
+
+def placed(rank: Rank, placement: object) -> Any:
+    return fully_shard(layers(rank.device), mesh=rank.mesh(), shard_placement_fn=lambda _: placement)  # type: ignore[arg-type,return-value]
+
+
+def of_three_dimensions(rank: Rank) -> Any:
+    mesh = init_device_mesh(rank.device.type, (rank.size, 1, 1, 1), mesh_dim_names=("data", "a", "b", "c"))
+    module = nn.Linear(4, 4, bias=False, device=rank.device)
+    own = distribute_tensor(module.weight.detach(), mesh["a", "b", "c"], [Shard(0), Shard(1), Replicate()])
+    module.weight = nn.Parameter(own)
+    return fully_shard(module, mesh=mesh["data"])
 
 
 REFUSED: list[tuple[Callable[[Rank], object], type[Exception], str]] = [
@@ -58,6 +72,12 @@ REFUSED: list[tuple[Callable[[Rank], object], type[Exception], str]] = [
     ),
     (lambda rank: copy.deepcopy(shard(rank, layers(rank.device))), AssertionError, "deepcopy"),
     (without_a_root, RuntimeError, "single root"),
+    (lambda rank: register_fsdp_forward_method(shard(rank, layers(rank.device)), "absent"), ValueError, "absent"),
+    *(
+        (lambda rank, placement=placement: placed(rank, placement), ValueError, "shard_placement_fn")  # type: ignore[misc]
+        for placement in (() if runs_with("<2.13") else (0, Replicate(), (Shard(0),), Shard))
+    ),
+    (of_three_dimensions, NotImplementedError, "TP"),
 ]
 
 

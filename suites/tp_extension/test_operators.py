@@ -29,6 +29,12 @@ IMAGES, KERNELS = floats(2, 3, 6), floats(4, 3, 3)
 LABELS = classes(7, 5)
 SPREAD = (torch.arange(35) * 11).remainder(37).sub(9).double().reshape(5, 7)
 """Numbers of which every row and column has another range."""
+TIED = floats(5, 7).remainder(3)
+"""Numbers of which every row and column has some twice."""
+REPEATED = torch.tensor([1, 0, 1])
+"""Rows of A, or columns, one of them twice."""
+GROUPS = torch.tensor([2, 5, 8], dtype=torch.int32)
+"""Where groups of eight rows end."""
 POSITIONS = (torch.arange(3)[:, None] + 2 * torch.arange(7)).remainder(5)
 """Rows of A, none twice for a column."""
 
@@ -50,6 +56,11 @@ def _part_scattered(dim: int, rows: int, columns: int) -> tuple[Operator, Operan
     """Return scatter_add with positions and a source of one size, as its gradient needs."""
     operator, (a, index, source) = _scattered("scatter_add", dim, rows, columns)
     return operator, (a, index, source[:, :columns].clone())
+
+
+def _ones(*shape: int, start: int = 0) -> torch.Tensor:
+    """Return -1, 0 and 1 in bfloat16, which sums of products of few of them do not round."""
+    return floats(*shape, start=start).sign().to(torch.bfloat16)
 
 
 FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
@@ -142,6 +153,50 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
         "embedding with padding": (lambda i, w: functional.embedding(i, w, padding_idx=2), (classes(7, 3, 5), MATRIX)),
         "masked_fill": (lambda a: a.masked_fill(a > 0, 9), (A,)),
     },
+    "reduced-by-index": {
+        f"{name} {'with' if kept else 'without'} the row": (
+            lambda a, i, b, name=name, kept=kept: a.index_reduce(0, i, b, name, include_self=kept),
+            (A, REPEATED, floats(3, 7, start=2)),
+        )
+        for name, kept in (("prod", True), ("mean", False), ("amax", False), ("amin", True))
+    }
+    | {
+        "mean with the column": (
+            lambda a, i, b: a.index_reduce(-1, i, b, "mean"),
+            (A, REPEATED, floats(5, 3, start=2)),
+        ),
+    },
+    "filled-by-index": {
+        f"index_fill at {dim}": (
+            lambda a, i, b, dim=dim: a.index_fill(dim, i, b),
+            (A, REPEATED, torch.tensor(9.0, dtype=torch.float64)),
+        )
+        for dim in (0, 1, -1)
+    },
+    "stable-sorts": {
+        **{
+            f"places of {order} numbers at {dim}": (
+                lambda a, dim=dim, order=order: a.argsort(stable=True, dim=dim, descending=order == "falling"),
+                (TIED,),
+            )
+            for order, dim in (("rising", 0), ("falling", 1), ("rising", -1))
+        },
+        "numbers": (lambda a: a.sort(stable=True, dim=0).values, (TIED,)),
+        "of rows": (lambda a: torch.sort(a, stable=True).indices, (TIED,)),
+    },
+    "grouped-products": {
+        "of groups of rows": (
+            lambda a, b, i: functional.grouped_mm(a, b, offs=i),
+            (_ones(8, 16), _ones(3, 16, 8, start=1), GROUPS),
+        ),
+        "of batches": (functional.grouped_mm, (_ones(3, 8, 16), _ones(3, 16, 8, start=1))),
+        "of groups of columns": (
+            lambda a, b, i: functional.grouped_mm(a, b, offs=i),
+            (_ones(3, 8, 16), _ones(16, 8, start=1), GROUPS),
+        ),
+    }
+    if hasattr(functional, "grouped_mm")
+    else {},
     "slices": {
         "step": (lambda a: a[::2], (A,)),
         "step over columns": (lambda a: a[:, ::3], (A,)),
@@ -347,11 +402,17 @@ FAMILIES: dict[str, dict[str, tuple[Operator, Operands]]] = {
     },
 }
 """Operators by family, each with its name, a function, and the operands."""
+NEEDED = {
+    **dict.fromkeys(("dimensions", "dtypes", "reduced-by-index", "filled-by-index"), MORE_OPERATORS),
+    "grouped-products": "torch.nn.functional.grouped_mm",
+}
+"""The name in PyTorch without which DTensor lacks a family's operators."""
 
 
 REPLICATED, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 ONLY: dict[str, tuple[tuple[Placement, ...], ...]] = {
     "batches": ((REPLICATED, ROWS), (REPLICATED,)),
+    "reduced-by-index": ((REPLICATED, ROWS, COLUMNS), (REPLICATED,), (REPLICATED, ROWS, COLUMNS)),
     **dict.fromkeys(
         ("larger-sources", "sources"),
         ((REPLICATED, ROWS, COLUMNS), (REPLICATED,), (REPLICATED, ROWS, COLUMNS)),
@@ -374,7 +435,7 @@ def _placements(operands: Operands, family: str) -> Iterable[tuple[Placement, ..
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=pytest.mark.needs(torch=MORE_OPERATORS)) if name in ("dimensions", "dtypes") else name
+        pytest.param(name, marks=pytest.mark.needs(torch=NEEDED[name])) if name in NEEDED else name
         for name in FAMILIES
         if name != "sums-of-parts"  # of which "scatters" tries the like
     ],
