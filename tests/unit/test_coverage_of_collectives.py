@@ -19,7 +19,7 @@ NO_COLLECTIVE = {
     "a type, a constant or options": (
         "AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions"
         " BroadcastOptions DebugLevel GatherOptions GroupMember GroupName"
-        " ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group reduce_op"
+        " ReduceOptions ReduceScatterOptions ScatterOptions default_pg_timeout group"
         " ProcessGroupMPI ProcessGroupNCCL ProcessGroupUCC ProcessGroupXCCL"
     ),
     "says what there is, and sends nothing": (
