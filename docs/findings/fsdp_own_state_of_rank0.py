@@ -1,0 +1,45 @@
+# With rank0_only, FSDP1 gives other ranks a placeholder for a tensor in a state of one's own, or hangs
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 fsdp_own_state_of_rank0.py
+# It exits with 1 where the defect is there. If the state is the tensor itself, rank 0 waits in a broadcast of it, in
+# which other ranks take no part.
+
+import sys
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    StateDictType,
+)
+
+warnings.simplefilter("ignore")  # of state_dict_type, which is deprecated, and of the state, which FSDP copies
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+model = FullyShardedDataParallel(nn.Linear(3, 2), use_orig_params=True, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+model(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+optimizer.state["own"] = {"values": torch.arange(3.0)}
+config = FullOptimStateDictConfig(rank0_only=True, offload_to_cpu=False)
+with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), config):
+    saved = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, saved)
+report("tensor([0., 1., 2.])", str(loaded["state"]["own"]["values"]))
