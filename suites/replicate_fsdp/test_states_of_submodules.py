@@ -1,23 +1,15 @@
-<<<<<<< HEAD
 """Distributed state dicts of some submodules, or of nothing at all."""
-=======
-"""State dicts of some submodules alone."""
->>>>>>> find40a
 
 from __future__ import annotations
 
 import warnings
-<<<<<<< HEAD
-=======
 from collections import OrderedDict
 from collections.abc import Callable
->>>>>>> find40a
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-<<<<<<< HEAD
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -30,7 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness import Rank, World, requirement
+from fixtures.managed import ways
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.dynamo import checkpointed
 
 SOURCE = "torch.distributed.checkpoint.state_dict"
@@ -39,6 +32,13 @@ STACKS: dict[str, Any] = {
     "replicated": lambda rank, model: DistributedDataParallel(model),
     "checkpointed": lambda rank, model: checkpointed(model),
 }
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "model": lambda model, optimizer, **options: get_model_state_dict(model, **options),
+    "model of both": lambda model, optimizer, **options: get_state_dict(model, optimizer, **options)[0],
+    "optimizer": lambda model, optimizer, **options: get_optimizer_state_dict(model, optimizer, **options)["state"],
+    "optimizer of both": lambda model, optimizer, **options: get_state_dict(model, optimizer, **options)[1]["state"],
+}
+"""What state is asked for, of which function."""
 
 
 class Parts(nn.Module):
@@ -155,19 +155,6 @@ def test_nothing(world: World, stack: str) -> None:
         assert values(get_model_state_dict(model)) == right
 
     world.run(body)
-=======
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, get_state_dict
-
-from fixtures.managed import ways
-from harness import Rank, World, assert_on_ranks, requirement
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "model": lambda model, optimizer, **options: get_model_state_dict(model, **options),
-    "model of both": lambda model, optimizer, **options: get_state_dict(model, optimizer, **options)[0],
-    "optimizer": lambda model, optimizer, **options: get_optimizer_state_dict(model, optimizer, **options)["state"],
-    "optimizer of both": lambda model, optimizer, **options: get_state_dict(model, optimizer, **options)[1]["state"],
-}
-"""What state is asked for, of which function."""
 
 
 @requirement(
@@ -200,4 +187,3 @@ def test_submodules(world: World, function: str) -> None:
 
     right = [["a.bias", "a.weight"], ["b.bias", "b.weight", "c.bias", "c.weight"]] * 3
     assert_on_ranks([right] * world.size, world.run(body))
->>>>>>> find40a
