@@ -33,6 +33,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
     "uneven-sizes": {
         "flatten": (lambda x: x.flatten(1), (floats(2, 5, 2),), (S1,)),
         "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), (floats(2, 5, 2),), (S1,)),
+        "l1_loss": (functional.l1_loss, (floats(5, 2), floats(5, 2, start=3)), (S0, S0)),
     },
     "numbers": {
         "item": (lambda x: torch.tensor(x.item()), (NUMBER,), (R,)),
