@@ -99,8 +99,8 @@ KINDS: dict[str, dict[str, Refused]] = {
 
 @requirement(
     "TP-REFUSE-4500",
-    "Redistribution, distribute_tensor, parallel styles and loss_parallel raise an error on every rank for what they do "
-    "not support, before anything is sent.",
+    "Redistribution, distribute_tensor, parallel styles and loss_parallel raise an error on every rank for what they "
+    "do not support, before anything is sent.",
     source="torch.distributed.tensor: DTensor.redistribute, distribute_tensor; tensor.parallel: 'Currently supports "
     "nn.Linear and nn.Embedding', loss_parallel: 'sharded on the class dimension'",
 )
