@@ -201,8 +201,9 @@ def put(prepared: str) -> None:
         function.__code__ = code
         if default is not None:
             _set_default(function, *default)
+    everywhere = _everywhere() if within else []
     for before, after in within:
-        for made in (f for f in _everywhere() if _same(f.__code__, before)):
+        for made in (f for f in everywhere if _same(f.__code__, before)):
             with contextlib.suppress(ValueError):  # the edit needs another variable of the outer function
                 made.__code__ = after
 

@@ -191,8 +191,8 @@ class Audit:
         files = [sites.file(m) for c in plan.components for m in mutants.sources(c, plan.subject, level)]
         self.files = list(dict.fromkeys(files))
         about = [plan.subject] if plan.subject != TORCH else []
-        about += [*plan.components, *(["again"] if plan.again else ["faults"] if not plan.traces else [])]
-        about += ["wide"] if plan.traces and level == "wide" else []
+        about += plan.components
+        about += ["again"] if plan.again else ["faults"] if not plan.traces else ["wide"] if level == "wide" else []
         self.journal = Journal(state / f"{self.digest}-{self.environment['torch']}-{'-'.join(about)}.jsonl")
         self._read()
 

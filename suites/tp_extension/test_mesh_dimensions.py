@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -244,6 +244,21 @@ def needed(source: Layout, target: Layout) -> int:
     )
 
 
+def wrong_moves(rank: Rank, moves: Iterable[tuple[Layout, Layout]]) -> list[str]:
+    """Bring a tensor on two by two ranks from a layout to another; return which have wrong values or collectives."""
+    mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+    whole = numbers(8, 4).to(rank.device) * 4
+    for source, target in moves:
+        x, at = placed(whole, mesh, source), messages.launched()
+        moved = x.redistribute(placements=target)
+        found = messages.launched() - at
+        if found != needed(source, target):
+            wrong.append(f"{source} to {target}: {found} collectives")
+        if not torch.equal(laid_out(whole, mesh, target), moved.to_local()):
+            wrong.append(f"{source} to {target}")
+    return wrong
+
+
 @requirement(
     "TP-MOVE-44",
     "redistribute over several mesh dimensions takes one collective for each whose shards or sums change, and none to "
@@ -254,21 +269,9 @@ def needed(source: Layout, target: Layout) -> int:
 def test_collectives_of_moves(world: World) -> None:
     """Bring a tensor from each layout on two by two ranks to each other."""
 
-    def body(rank: Rank) -> list[str]:
-        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
-        whole = numbers(8, 4).to(rank.device) * 4
-        for source in itertools.product((R, ROWS, COLUMNS, SUM), repeat=2):
-            for target in itertools.product((R, ROWS, COLUMNS), repeat=2):
-                x, at = placed(whole, mesh, source), messages.launched()
-                moved = x.redistribute(placements=target)
-                found = messages.launched() - at
-                if found != needed(source, target):
-                    wrong.append(f"{source} to {target}: {found} collectives")
-                if not torch.equal(laid_out(whole, mesh, target), moved.to_local()):
-                    wrong.append(f"{source} to {target}")
-        return wrong
-
-    assert_on_ranks([[]] * world.size, world.run(body))
+    sources = itertools.product((R, ROWS, COLUMNS, SUM), repeat=2)
+    moves = list(itertools.product(sources, itertools.product((R, ROWS, COLUMNS), repeat=2)))
+    assert_on_ranks([[]] * world.size, world.run(lambda rank: wrong_moves(rank, moves)))
 
 
 STRIDED: tuple[Layout, ...] = tuple((StridedShard(dim, split_factor=2), Shard(dim)) for dim in (0, 1))
@@ -285,22 +288,10 @@ STRIDED: tuple[Layout, ...] = tuple((StridedShard(dim, split_factor=2), Shard(di
 def test_collectives_of_strided_moves(world: World) -> None:
     """Bring a tensor to or from shards that the second mesh dimension cuts first, as FSDP makes them."""
 
-    def body(rank: Rank) -> list[str]:
-        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
-        whole = numbers(8, 4).to(rank.device) * 4
-        plain = list(itertools.product((R, ROWS, COLUMNS), repeat=2))
-        to = itertools.product([*plain, (SUM, SUM), (SUM, R), (ROWS, SUM), (SUM, ROWS)], STRIDED[:1])
-        for source, target in [*to, *itertools.product(STRIDED, plain), STRIDED, STRIDED[:1] * 2]:
-            x, at = placed(whole, mesh, source), messages.launched()
-            moved = x.redistribute(placements=target)
-            found = messages.launched() - at
-            if found != needed(source, target):
-                wrong.append(f"{source} to {target}: {found} collectives")
-            if not torch.equal(laid_out(whole, mesh, target), moved.to_local()):
-                wrong.append(f"{source} to {target}")
-        return wrong
-
-    assert_on_ranks([[]] * world.size, world.run(body))
+    plain = list(itertools.product((R, ROWS, COLUMNS), repeat=2))
+    to = itertools.product([*plain, (SUM, SUM), (SUM, R), (ROWS, SUM), (SUM, ROWS)], STRIDED[:1])
+    moves = [*to, *itertools.product(STRIDED, plain), STRIDED, STRIDED[:1] * 2]
+    assert_on_ranks([[]] * world.size, world.run(lambda rank: wrong_moves(rank, moves)))
 
 
 LISTS: dict[str, Callable[[list[Any], list[Any]], Any]] = {
