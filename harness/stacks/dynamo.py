@@ -253,15 +253,15 @@ def compiled(
     return torch.compile(function, backend=counter, fullgraph=fullgraph, **options), counter
 
 
-def marked(how: str, tensor: Any, dims: int | Sequence[int]) -> Any:
+def marked(how: str, tensor: Any, dims: int | Sequence[int], **options: Any) -> Any:
     """Mark dimensions of a tensor as ``dynamic``, ``maybe-dynamic``, ``static`` or ``unbacked``, and return it."""
-    marks: dict[str, Callable[[Any, Any], None]] = {
+    marks: dict[str, Callable[..., None]] = {
         "dynamic": torch._dynamo.mark_dynamic,
         "maybe-dynamic": torch._dynamo.maybe_mark_dynamic,
         "static": torch._dynamo.mark_static,
         "unbacked": torch._dynamo.decorators.mark_unbacked,
     }
-    marks[how](tensor, dims)
+    marks[how](tensor, dims, **options)
     return tensor
 
 

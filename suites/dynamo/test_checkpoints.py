@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import (
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
 
 CHOICES: dict[str, tuple[CheckpointPolicy | None, int]] = {
@@ -157,6 +159,58 @@ def test_makers_of_contexts(world: World, maker: str) -> None:
         return found
 
     assert_on_ranks([[[0.0, 6.0, 24.0]] * 2] * 2, world.run(body))
+
+
+def save_sines(context: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    """Save sines, and compute everything else again."""
+    return CheckpointPolicy.MUST_SAVE if op == torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Regions(nn.Module):
+    """Wide linear layers, each with a checkpoint around it whose backward needs a sine."""
+
+    def __init__(self, count: int, **options: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(count))
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, 512] to float[rows, 512]."""
+        for layer in self.layers:
+            x = checkpoint(self.region, layer, x, use_reentrant=False, **self.options)
+        return x
+
+    @staticmethod
+    def region(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Square the sines of a layer's output."""
+        return layer(x).sin().square()
+
+
+@requirement(
+    "DYN-CKPT-1305",
+    "Checkpoints in a module under DDP that is compiled in several buckets compute again what their policy says.",
+    source="torch.utils.checkpoint: create_selective_checkpoint_contexts; torch/_dynamo/backends/distributed.py",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, buckets lose what a checkpoint's contexts are made by")
+@pytest.mark.world(2)
+def test_policies_in_buckets(world: World) -> None:
+    """Save the sines of three layers of 1 MiB, in three buckets and in two, or nothing; the first bucket has 1 MiB."""
+
+    def body(rank: Rank) -> None:
+        saving = {"context_fn": partial(create_selective_checkpoint_contexts, save_sines)}
+        for megabytes, graphs in (1, 3), (25, 2):
+            for options, again in (saving, 0), ({}, 3):
+                torch.compiler.reset()
+                tracer = Tracer("aot_eager")
+                module = DistributedDataParallel(Regions(3, **options).to(rank.device), bucket_cap_mb=megabytes)
+                compiled: Any = torch.compile(module, backend=tracer)
+                compiled(torch.ones(2, 512, device=rank.device, requires_grad=True)).sum().backward()
+                what = f"{sorted(options)} with {megabytes} MiB"
+                assert len(tracer.graphs) == graphs, what
+                sines = [sum(o.name == "aten.sin.default" for o in graph.operators) for graph in tracer.backwards]
+                assert sum(sines) == again, f"{what}: {sines}"
+
+    world.run(body)
 
 
 class Summed(nn.Module):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
+from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_inductor/config.py: bucket_all_gathers_fx, bucket_reduce_scatters_fx, bucket_all_reduces_fx"
@@ -253,6 +254,75 @@ def test_bucket_sizes(world: World, kind: str) -> None:
                 assert_same(one, result, f"tensor {number} with room for {tensors}")
             full = 6 if tensors is None else max(1, math.floor(tensors))
             assert len(tracer.launched()) == math.ceil(6 / full), f"room for {tensors} tensors"
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-5040",
+    "With compile_on_one_rank, Inductor puts as many collectives into a bucket as without it.",
+    source="torch/distributed/config.py: compile_on_one_rank; torch/_inductor/fx_passes/bucketing.py",
+)
+@pytest.mark.needs(torch=dynamo.ON_ONE_RANK)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, graphs for every rank can't have buckets")
+@pytest.mark.parametrize("group", ["of a mesh", "default"])
+@pytest.mark.world(2, timeout=120)
+def test_buckets_for_every_rank(world: World, group: str) -> None:
+    """Put three collectives of each kind into one bucket."""
+
+    def body(rank: Rank) -> None:
+        among: Any = (rank.mesh(), 0) if group == "of a mesh" else dist.group.WORLD
+        kinds: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "all_reduces": lambda x: functional.all_reduce(x, "sum", among),
+            "all_gathers": lambda x: functional.all_gather_tensor(x, 0, among),
+            "reduce_scatters": lambda x: functional.reduce_scatter_tensor(x, "sum", 0, among),
+        }
+        x = dyadic(ROWS, key=rank.index, dtype=torch.float32).to(rank.device)
+        for kind, collective in kinds.items():
+
+            def three(x: torch.Tensor, collective: Any = collective) -> Tensors:
+                return [collective(x + i) for i in range(3)]
+
+            torch.compiler.reset()
+            tracer = Tracer("inductor passes")
+            with dynamo.on_one_rank(), dynamo.inductor_options({f"bucket_{kind}_fx": "all"}):
+                results = torch.compile(three, backend=tracer, fullgraph=True)(x)
+            for number, (one, result) in enumerate(zip(three(x), results, strict=True)):
+                assert_same(one + 0, result, f"{kind} {number}")
+            assert len(tracer.launched()) == 1, kind
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-5041",
+    "Inductor fills buckets of collectives by the hints for sizes that are marked as unbacked.",
+    source="torch._dynamo.decorators.mark_unbacked: hint_override; torch/_inductor/fx_passes/bucketing.py",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, buckets need sizes that are known")
+@pytest.mark.world(2, timeout=120)
+def test_buckets_of_hinted_sizes(world: World) -> None:
+    """Have room for all of six tensors, for two and a half, or for one, by the hint, which is not the size."""
+
+    def body(rank: Rank) -> None:
+        def six(x: torch.Tensor) -> Tensors:
+            return [functional.all_reduce(x + i, "sum", dist.group.WORLD) for i in range(6)]
+
+        hint = 2 * ROWS
+        for room, buckets in ((10.0, 1), (2.5, 3), (1.0, 6)):
+            x = dyadic(ROWS, key=rank.index, dtype=torch.float32).to(rank.device)
+            dynamo.marked("unbacked", x, 0, hint_override=hint)
+            torch.compiler.reset()
+            tracer = Tracer("inductor passes")
+            options = {
+                "bucket_all_reduces_fx": "all",
+                "bucket_all_reduces_fx_bucket_size_determinator": lambda bucket, room=room: room * hint * 4 / 2**20,
+            }
+            with dynamo.inductor_options(options):
+                results = torch.compile(six, backend=tracer, fullgraph=True)(x)
+            for number, (one, result) in enumerate(zip(six(x), results, strict=True)):
+                assert_same(one + 0, result, f"tensor {number} with room for {room}")
+            assert len(tracer.launched()) == buckets, f"room for {room} tensors"
 
     world.run(body)
 

@@ -195,6 +195,55 @@ def test_after_flattened(world: World, where: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+POSITIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[[Any], Any]]] = {
+    "of sequences": ((2, 4, 5), (2, 4), lambda x: x.flatten(0, 1)),
+    "of images": ((2, 5, 4, 4), (2, 4, 4), lambda x: x.flatten(-2)),
+}
+"""The shapes of logits, whose dimension of five is of classes, and of labels, and what flattens the positions of both."""
+
+
+@requirement(
+    "TP-FLATTEN-365",
+    "A loss of classes over flattened positions is that of plain tensors, and so is its gradient, for any shards.",
+    source=f"{SOURCE}; torch.nn.functional: nll_loss, cross_entropy",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, losses take the shards of a flattened dimension as plain")
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.world(2)
+def test_losses_of_flattened(world: World, positions: str) -> None:
+    """Shard each dimension of positions in turn, before it is flattened."""
+    shape, of_labels, flat = POSITIONS[positions]
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        logits = floats(*shape).to(rank.device)
+        labels = torch.arange(torch.Size(of_labels).numel(), device=rank.device).reshape(of_labels) % 5
+        classes = shape.index(5)
+        for at in range(len(of_labels)):
+            placements = [[Shard(at if at < classes else at + 1)], [Shard(at)]]
+            for loss in (functional.nll_loss, functional.cross_entropy):
+                for reduction in ("none", "sum", "mean"):
+                    plain = logits.clone().requires_grad_()
+                    expected = loss(flat(plain), flat(labels), reduction=reduction)
+                    expected.sum().backward()
+                    own = distribute_tensor(logits, rank.mesh(), placements[0]).requires_grad_()
+                    given: Any = distribute_tensor(labels, rank.mesh(), placements[1])
+                    case = f"{loss.__name__} ({reduction}) of {placements[0][0]}"
+                    try:
+                        found: Any = loss(flat(own), flat(given), reduction=reduction)
+                        found.sum().backward()
+                    except (RuntimeError, NotImplementedError, ValueError, IndexError) as error:
+                        wrong.append(f"{case}: {error!r:.120}")
+                        continue
+                    if not right(expected, found):
+                        wrong.append(f"{case}: {found.placements}")
+                    if not right(plain.grad, own.grad):
+                        wrong.append(f"{case}: its gradient")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "TP-FLATTEN-03",
     "argmax and argmin of all elements of a DTensor are those of the plain tensor, for any placements.",
