@@ -1,4 +1,4 @@
-"""Convolutions of DTensors that are replicated or sharded over the batch or the width, with every option."""
+"""Convolutions of DTensors that are replicated, pending, or sharded over the batch or the width, with every option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 
 from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
@@ -144,6 +144,40 @@ def test_frozen(world: World, trained: tuple[str, ...]) -> None:
             for name, one, other in zip(shapes, whole, own, strict=True):
                 if name in trained and not same(one.grad, other.grad):
                     wrong.append(f"{layout}: gradient of {name}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-CONV-5044",
+    "A convolution of which an operand is a pending sum is that of the sum, or raises an error.",
+    source="torch.distributed.tensor.DTensor; torch.nn.functional: conv1d, conv2d, conv3d",
+)
+@pytest.mark.parametrize("pending", ["input", "weight", "bias"])
+@pytest.mark.world(2)
+def test_pending(world: World, pending: str) -> None:
+    """The others are replicated; a line, an image and a volume."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for dimensions, convolution in enumerate((nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d), 1):
+            whole, own = [], []
+            for name, shape in {
+                "input": (2, 2, *[4] * dimensions),
+                "weight": (3, 2, *[3] * dimensions),
+                "bias": (3,),
+            }.items():
+                part = dyadic(*shape, key=name, dtype=torch.float32, span=2).to(rank.device)
+                placement = Partial() if name == pending else Replicate()
+                whole.append(part * rank.size if name == pending else part)
+                own.append(DTensor.from_local(part, rank.mesh(), [placement], run_check=False))
+            try:
+                found: Any = convolution(*own, padding=1)
+            except (RuntimeError, NotImplementedError, AssertionError):
+                continue
+            if not same(convolution(*whole, padding=1), found):
+                wrong.append(f"of {dimensions} dimensions: {found.placements}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

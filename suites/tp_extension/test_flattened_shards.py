@@ -199,7 +199,7 @@ POSITIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Callable[[Any], Any
     "of sequences": ((2, 4, 5), (2, 4), lambda x: x.flatten(0, 1)),
     "of images": ((2, 5, 4, 4), (2, 4, 4), lambda x: x.flatten(-2)),
 }
-"""The shapes of logits, whose dimension of five is of classes, and of labels, and what flattens the positions of both."""
+"""The shapes of logits, whose dimension of five is of classes, and of labels, and what flattens positions of both."""
 
 
 @requirement(

@@ -1,0 +1,49 @@
+# a nested compile region raises AssertionError if compiled code gives its module another buffer between two calls
+# unreported
+# Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
+# Run:  torchrun --standalone --nproc-per-node=2 compiled_region_new_buffer.py
+# It exits with 1 where the defect is there.
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+rank, size = dist.get_rank(), dist.get_world_size()
+
+
+def report(expected: object, observed: object) -> None:
+    """Say on each rank what was expected and what came; leave with 1 on all ranks if it differs on any."""
+    bad = torch.tensor([float(expected != observed)])
+    print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
+    dist.all_reduce(bad)
+    dist.destroy_process_group()
+    sys.exit(1 if bad.item() else 0)
+
+
+class Layer(torch.nn.Module):
+    """Scale a sum over the ranks, in a region of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * self.scale, "sum", dist.group.WORLD)
+
+
+def run(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    x = layer(x)
+    layer.scale = torch.full_like(layer.scale, 10.0)
+    return layer(x) + 0
+
+
+try:
+    observed: object = torch.compile(run, backend="eager")(Layer(), torch.ones(1)).item()
+except Exception as error:
+    observed = str(error).splitlines()[0]
+report(10.0 * size**2, observed)

@@ -1,0 +1,63 @@
+"""Norms of DTensors over one dimension and over several, whichever is sharded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+from fixtures.operators import close, floats
+from harness import Rank, World, assert_on_ranks, requirement
+
+SHAPE = (4, 6, 3)
+NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "layer_norm": (functional.layer_norm, (0, 2)),
+    "rms_norm": (functional.rms_norm, (0, 1)),
+}
+"""Norms, and how many tensors of weights they take: none, or a weight, or a weight and a bias."""
+
+
+@requirement(
+    "TP-NORM-5045",
+    "layer_norm and rms_norm over the last dimensions of a DTensor have one device's results and gradients, for any "
+    "placement.",
+    source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm",
+)
+@pytest.mark.parametrize("over", [1, 2, 3], ids=["the last", "the last two", "all"])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.world(2)
+def test_norms(world: World, name: str, over: int) -> None:
+    """Shard each dimension, or none; with weights, and without."""
+    norm, counts = NORMS[name]
+    shape = SHAPE[-over:]
+    placements: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(2), Replicate())
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for weights, placement in itertools.product(counts, placements):
+            plain = [floats(*SHAPE), *(floats(*shape) + i for i in range(weights))]
+            plain = [x.to(rank.device).requires_grad_() for x in plain]
+            expected = norm(plain[0], shape, *plain[1:])
+            expected.square().sum().backward()
+            own: list[Any] = [
+                distribute_tensor(x.detach(), rank.mesh(), [Replicate() if i else placement]).requires_grad_()
+                for i, x in enumerate(plain)
+            ]
+            what = f"{placement} with {weights} weights"
+            try:
+                found = norm(own[0], shape, *own[1:])
+                found.square().sum().backward()
+            except (RuntimeError, NotImplementedError) as error:
+                wrong.append(f"{what}: {str(error).splitlines()[0]:.100}")
+                continue
+            if not close(expected, found.full_tensor()):
+                wrong.append(f"{what}: values")
+            if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
+                wrong.append(f"{what}: gradients")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
