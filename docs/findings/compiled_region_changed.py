@@ -1,4 +1,4 @@
-# a nested compile region silently ignores what compiled code changes between two calls: attributes, lists, dicts and globals
+# a nested compile region silently ignores attributes, lists, dicts and globals that change between two calls
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_region_changed.py

@@ -1,4 +1,4 @@
-# rms_norm over several dimensions of a DTensor raises an error if the first of them is sharded, although layer_norm works
+# rms_norm over several dimensions of a DTensor raises an error if the first of them is sharded
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_rms_norm_dimensions.py

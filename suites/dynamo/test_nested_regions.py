@@ -78,7 +78,7 @@ CHANGES: list[Change] = [attribute, item, value, shift, buffer, replaced]
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 @pytest.mark.world(2)
 def test_changed_between_calls(world: World, change: Change) -> None:
-    """Call a layer, change what it reads, call it twice, change it back, and call it; or set it before the first call."""
+    """Change what a layer reads between its calls, or also before the first one."""
 
     def body(rank: Rank) -> list[list[float]]:
         def called_first(layer: Any, x: torch.Tensor) -> torch.Tensor:
