@@ -180,6 +180,29 @@ def test_forward_of_one_rank(world: World, when: str) -> None:
 
 
 @requirement(
+    "DDP-JOIN-215",
+    "After a join, a forward without buffers does not communicate, so that one rank may run one alone as before.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("enable", [False, True], ids=["disabled", "joined"])
+@pytest.mark.world(2)
+def test_messages_after_a_join(world: World, enable: bool) -> None:
+    """A step in the block, and a forward without gradients after it."""
+
+    def body(rank: Rank) -> int:
+        model: Any = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(rank.device))
+        x = torch.ones(1, 1, device=rank.device)
+        with model.join(enable=enable):
+            model(x).sum().backward()
+        before = messages.mark()
+        with torch.no_grad():
+            model(x)
+        return len(sent(before))
+
+    assert_on_ranks([0, 0], world.run(body))
+
+
+@requirement(
     "DDP-JOIN-05",
     "With join, a communication hook reduces the gradients of the ranks that have a batch, and zeros of the others.",
     source=SOURCE,
