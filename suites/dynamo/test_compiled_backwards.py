@@ -1,0 +1,161 @@
+"""What a compiled backward passes: writes into parts of tensors, packed tensors, retained gradients, and NaNs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
+from harness.stacks import dynamo
+from suites.dynamo.objects import summed
+
+SOURCE = "torch/_dynamo/compiled_autograd.py"
+
+Code = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def scaled_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Scale a row in place, by a number and by weights."""
+    y = x * w
+    y[0].mul_(3)
+    y[1].mul_(w[0])
+    return y
+
+
+def added_columns(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Add to columns, and to every other element of the transposed tensor."""
+    y = x * w
+    y[:, 1:].add_(w[:, :-1] * 2)
+    y.t()[::2].add_(w.t()[::2])
+    return y
+
+
+def copied(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Write other values over a row, a column and the diagonal."""
+    y = x * w
+    y[1].copy_(w[0] * 5)
+    y[:, 0] = x[:, 1]
+    y.diagonal().zero_()
+    return y
+
+
+def through_views(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Scale a part of a view of a view; then sum the whole with a view that was made before."""
+    y = x * w
+    row = y[2]
+    y.view(-1)[2:9].view(7, 1)[1:4].mul_(2)
+    return y + row
+
+
+def packed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Change what is saved as it is packed and as it is unpacked."""
+    with saved_tensors_hooks(lambda t: t + 1, lambda t: t * 2):
+        y = (x * w).square()
+    return y * w
+
+
+def on_the_host(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Keep saved tensors on the host."""
+    with save_on_cpu():
+        return (x * w).square().mul(w)
+
+
+def packed_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Save in halves what is saved within, of two blocks of which the inner one counts."""
+    with saved_tensors_hooks(lambda t: t, lambda t: t * 64):
+        y = x * w
+        with saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+            y = y * x
+    return y * w
+
+
+CODE: list[Code] = [
+    scaled_row,
+    added_columns,
+    copied,
+    through_views,
+    packed,
+    on_the_host,
+    packed_twice,
+]
+
+
+@requirement(
+    "DYN-CAUTO-5049",
+    "Compiled autograd gives the gradients of an uncompiled backward through writes into parts of tensors, and calls "
+    "the hooks that unpack saved tensors.",
+    source=f"{SOURCE}; torch.autograd.graph: saved_tensors_hooks, save_on_cpu",
+)
+@requirement(
+    "DYN-CAUTO-5050",
+    "Compiled autograd retains the gradients of results for which retain_grad was called, as an uncompiled backward "
+    "does.",
+    source=f"{SOURCE}; torch.Tensor.retain_grad",
+)
+@pytest.mark.world(2, timeout=180)
+def test_kinds(world: World) -> None:
+    """Sum the gradient of each result over the ranks, all in one backward."""
+
+    def body(rank: Rank) -> None:
+        def trained(compiles: bool) -> list[tuple[str, torch.Tensor]]:
+            x, w = (
+                dyadic(3, 4, key=(name, rank.index), dtype=torch.float32, span=2).to(rank.device).requires_grad_()
+                for name in "xw"
+            )
+            results = []
+            for code in CODE:
+                y = code(x, w)
+                y.register_hook(summed)
+                y.retain_grad()
+                results.append(y)
+            loss = torch.stack([y.sin() for y in results]).sum()
+            with dynamo.compiled_backward("aot_eager") if compiles else nullcontext():
+                loss.backward()
+            kept = [(code.__name__, y.grad) for code, y in zip(CODE, results, strict=True)]
+            return [(name, g + 0) for name, g in [*kept, ("x", x.grad), ("w", w.grad)] if g is not None]
+
+        torch.compiler.reset()
+        right, found = trained(compiles=False), trained(compiles=True)
+        assert [name for name, _ in right] == [name for name, _ in found]
+        for (name, one), (_, other) in zip(right, found, strict=True):
+            assert_same(one, other, f"gradient of {name}")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-CAUTO-5051",
+    "Where detect_anomaly checks for NaNs, a compiled backward raises an error on a rank with a NaN in a gradient, and "
+    "on no other.",
+    source=f"{SOURCE}; torch.autograd.detect_anomaly: check_nan",
+)
+@pytest.mark.parametrize("checks", [True, False], ids=["checked", "not checked"])
+@pytest.mark.world(2)
+def test_not_a_number(world: World, checks: bool) -> None:
+    """The gradient of a leaf, of a result, or of none is NaN on the second rank."""
+
+    def body(rank: Rank) -> list[str]:
+        found = []
+        for where in ("none", "leaf", "accumulated", "result"):
+            torch.compiler.reset()
+            bad = rank.index == 1
+            x = torch.ones(2, device=rank.device).requires_grad_()
+            if where == "accumulated":
+                x.grad = torch.ones_like(x)
+            zero = torch.zeros(2, device=rank.device) if bad and where != "none" else torch.ones(2, device=rank.device)
+            y = (x * zero).sqrt() * zero if where != "result" else (x * zero).sqrt().mul(zero).exp()
+            with torch.autograd.detect_anomaly(check_nan=checks), dynamo.compiled_backward("aot_eager"):
+                try:
+                    y.sum().backward()
+                    found.append("none")
+                except RuntimeError as error:
+                    found.append("NaN" if "nan" in str(error).lower() else str(error))
+        return found
+
+    bad = ["none", *(["NaN"] * 3 if checks else ["none"] * 3)]
+    assert_on_ranks([["none"] * 4, bad], world.run(body))
