@@ -19,13 +19,14 @@ def summary(of: Catalog) -> str:
     """Render the number of known defects by area and kind as Markdown."""
     lines = [
         BEGIN,
+        "",
         f"| area | {' | '.join(KINDS)} | all | in {of.newest} | reported |",
         "|---" + "|---:" * (len(KINDS) + 3) + "|",
     ]
     for each in counts(of):
         numbers = [*each.kinds.values(), each.total, each.there, each.reported]
         lines.append(f"| {each.area or 'all'} | {' | '.join(str(number or '') for number in numbers)} |")
-    return "\n".join([*lines, END])
+    return "\n".join([*lines, "", END])
 
 
 def with_summary(page: str, text: str) -> str:
