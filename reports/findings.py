@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from reports.page import LONGEST, environment
 
@@ -29,7 +28,7 @@ def page(view: Mapping[str, Any]) -> str:
     return (
         environment(LONGEST)
         .get_template("findings.html")
-        .render(**view, marks=MARKS, heat=heat, report_of=report_of, fragment=fragment, minor=minor)
+        .render(**view, marks=MARKS, heat=heat, report_of=report_of, short=short(view["versions"]))
     )
 
 
@@ -39,11 +38,7 @@ def report_of(link: str) -> str:
     return f"{found[2]}#{found[3]}" if found else link
 
 
-def fragment(**filters: str) -> str:
-    """Return the fragment of an address that sets filters; those that are empty are left out."""
-    return "#" + urlencode({name: value for name, value in filters.items() if value})
-
-
-def minor(version: str) -> str:
-    """Return a version without its patch: ``2.15`` for ``2.15.0``."""
-    return ".".join(version.split(".")[:2])
+def short(versions: Sequence[str]) -> dict[str, str]:
+    """Return each version without its patch, as ``2.15`` for ``2.15.0``, or whole if two would be the same."""
+    minor = {version: ".".join(version.split(".")[:2]) for version in versions}
+    return minor if len({*minor.values()}) == len(minor) else {version: version for version in versions}
