@@ -68,8 +68,8 @@
       const same = where === view.area && (kind === "" ? view.kinds.length === 0 : view.kinds.length === 1 && view.kinds[0] === kind);
       if (same && (where || kind) && number) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
       link.href = `#${new URLSearchParams(values({ ...view, area: where, kinds: kind ? [kind] : [] }).filter(([, value]) => value))}`;
-      if (number && n === 0) link.removeAttribute("href");
       link.setAttribute("aria-label", number ? `${n} ${link.dataset.says}` : link.dataset.says);
+      if (number && n === 0) for (const name of ["href", "aria-label", "aria-current"]) link.removeAttribute(name);
     }
     for (const row of all("[data-row]")) for (const sum of all("[data-sum]", row)) sum.textContent = get(sums, row.dataset.row, sum.dataset.sum) || "";
     for (const each of all("[data-count]")) each.textContent = get(kinds, each.dataset.count);

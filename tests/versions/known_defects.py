@@ -22,7 +22,7 @@ def defect(id: str, kind: str = "", *, tests: str = "collectives/test_a.py::test
 
 DEFECTS = [
     defect("dtensor_item", "wrong", tests="tp_extension/test_b.py::test_b[*-numbers]", link=ISSUE),
-    defect("dtensor_mended", "wrong", tests="tp_extension/test_b.py::test_b[*-numbers]"),
+    defect("dtensor_fixed", "wrong", tests="tp_extension/test_b.py::test_b[*-numbers]"),
     defect("strided", "error"),
     defect("stuck", "hang"),
     defect("fallen", "crash"),
@@ -33,7 +33,7 @@ DEFECTS = [
 ]
 OUTCOMES = {
     "dtensor_item": ("wrong result", "wrong result"),
-    "dtensor_mended": ("wrong result", "not there"),
+    "dtensor_fixed": ("wrong result", "not there"),
     "strided": ("raises ValueError", "raises TypeError"),
     "stuck": ("hangs", "hangs"),
     "fallen": ("dies by signal 11", "not there"),

@@ -46,7 +46,7 @@ class TestOrder:
         """By kind, then those that the newest version has; one without a kind comes last."""
         kinds = [each.kind for each in made.findings]
         assert kinds == ["wrong", "wrong", "wrong", "hang", "crash", "error", "accepts", "cost", ""]
-        assert [each.id for each in made.findings[:3]] == ["without_script", "dtensor_item", "dtensor_mended"]
+        assert [each.id for each in made.findings[:3]] == ["without_script", "dtensor_item", "dtensor_fixed"]
 
     def test_counts(self, made: Catalog) -> None:
         """Each area that has defects is counted by kind, and so are all; other endings than none are there."""
@@ -68,7 +68,7 @@ class TestWhatIsKnown:
     def test_versions(self, made: Catalog) -> None:
         """A version has the defect, or has it not, or its script ends otherwise, or was not run."""
         states = {each.id: [(v.state, v.how) for v in each.versions] for each in made.findings}
-        assert states["dtensor_mended"] == [(THERE, ""), (GONE, "")]
+        assert states["dtensor_fixed"] == [(THERE, ""), (GONE, "")]
         assert states["strided"] == [(THERE, ""), (OTHERWISE, "raises TypeError")]
         assert states["of_no_kind"] == [(NOT_RUN, "")] * 2
 
