@@ -1,4 +1,4 @@
-"""``concord findings``: which of the findings are there in other versions of PyTorch."""
+"""``concord findings``: which of the findings are there in other versions of PyTorch, and the page of all of them."""
 
 from __future__ import annotations
 
