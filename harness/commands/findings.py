@@ -1,4 +1,4 @@
-"""``concord findings``: which of the findings are there in other versions of PyTorch."""
+"""``concord findings``: which of the findings are there in other versions of PyTorch, and the page of all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from harness.commands.refusing import bad
+from harness.commands.refusing import bad, refusing
+from harness.safe_io.writing import write_whole
 from harness.versions import findings as by_version
+from harness.versions.catalog import CatalogError, catalog, view
 from harness.versions.environments import EnvironmentProblem
-from harness.versions.findings import GONE, Version, short
+from harness.versions.findings import GONE, Unreadable, Version, short
 from harness.versions.scripts import FOLDER, Script, scripts
+from reports.findings import page as page_of
+from reports.text import plural
 
 
 def findings(
@@ -27,15 +31,25 @@ def findings(
     record: Annotated[
         bool, typer.Option(help=f"Keep the outcomes in {by_version.FILE}, and write {by_version.PAGE} anew.")
     ] = True,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Run nothing, and write all known defects, by kind, area and version, as one page here."),
+    ] = None,
 ) -> None:
     """Run the scripts of docs/findings with this PyTorch, or with those of other environments.
 
     Run it in a checkout of Concord. Each outcome is kept at once, so that nothing is lost if it is interrupted.
     """
     root = Path.cwd()
+    if page is not None:
+        if names or env:
+            raise bad("--page runs nothing: leave out the names of scripts and --env")
+        _write_page(root, page)
+        return
     chosen = _chosen(root, names or [])
     console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
-    known = by_version.read(root)
+    with refusing(Unreadable):
+        known = by_version.read(root)
     pythons = [_python(each) for each in env or [Path(sys.executable)]]
     try:
         with Progress(console=console, disable=not sys.stdout.isatty(), transient=True) as progress:
@@ -52,6 +66,14 @@ def findings(
     for name, version in known.items():
         there = sum(outcome != GONE for outcome in version.outcomes.values())
         console.print(f"{name}: {len(version.outcomes)} scripts, of which {there} show a defect")
+
+
+def _write_page(root: Path, file: Path) -> None:
+    with refusing(CatalogError, OSError):
+        known = catalog(root)
+        write_whole(file, page_of(view(known)))
+    there = sum(finding.is_in(known.newest) is True for finding in known.findings)
+    typer.echo(f"{file}: {plural(len(known.findings), 'known defect')}, {there} of them in PyTorch {known.newest}")
 
 
 def _tried(

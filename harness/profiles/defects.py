@@ -17,6 +17,8 @@ class Defect:
     """The backends on which it shows, or, each after a ``!``, those on which it does not; empty: any."""
     devices: tuple[str, ...] = ()
     """The same for types of devices."""
+    kind: str = ""
+    """One of :data:`~harness.profiles.vocabulary.KINDS`; empty if its file does not say."""
 
     def concerns(self, backend: str, device: str) -> bool:
         """Return whether it shows on a backend and a type of device."""

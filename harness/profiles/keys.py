@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.profiles import values
 from harness.profiles.model import UNREPORTED
-from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, OPS, STACKS, STARTS
+from harness.profiles.vocabulary import BOUNDED, COLLECTIVES, DTYPES, FEATURES, KINDS, OPS, STACKS, STARTS
 from harness.results import ENDED_BADLY
 
 Schema = dict[str, Any]
@@ -250,6 +250,12 @@ DEFECT: Mapping[str, Key] = {
         required=True,
     ),
     **WAIVER,
+    "kind": Key(
+        values.one_of(tuple(KINDS), "a kind of defect"),
+        '"wrong"',
+        f"What it does to users: {'; '.join(f'{kind}: {meaning}' for kind, meaning in KINDS.items())}.",
+        {"enum": list(KINDS)},
+    ),
     "intermittent": Key(values.boolean, "true", "Whether tests end badly only now and then.", {"type": "boolean"}),
     "backends": _BACKENDS,
     "devices": Key(

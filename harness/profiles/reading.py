@@ -318,9 +318,9 @@ class _Reader:
             return None
         backends, devices = found.pop("backends", backends), found.pop("devices", ())
         place = f"{self.file}:{self.line(where)}"
-        defect = found.pop("id")
+        defect, kind = found.pop("id"), found.pop("kind", "")
         waiver = Waiver(**self.conditioned(found), place=place, owner=owner, defect=defect)
-        return Defect(waiver, backends, devices)
+        return Defect(waiver, backends, devices, kind)
 
     # tables
 

@@ -49,6 +49,16 @@ OPS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM
 BOUNDED = ("float64", "float32", "float16", "bfloat16")
 """The dtypes for which rounding is bounded (docs/tolerances.md)."""
 
+KINDS = {
+    "wrong": "values, metadata or states are silently wrong",
+    "hang": "ranks wait for each other, or far longer than they should",
+    "crash": "a process ends",
+    "error": "raises where it should work",
+    "accepts": "raises no error where one is promised",
+    "cost": "takes memory, messages or compilations that it should not",
+}
+"""The kinds of known defects, worst first.  A defect that shows in several ways has the worst kind of them."""
+
 
 @dataclass(frozen=True)
 class Feature:

@@ -31,6 +31,10 @@ _ERROR = re.compile(r"^(?:\[rank\d+\]: )?(?:\w+\.)*(\w+(?:Error|Exception|Unsupp
 _COMPARED = re.compile(r"\bexpected .*\bobserved ")
 
 
+class Unreadable(ValueError):
+    """What is known of versions can't be read."""
+
+
 class Version(msgspec.Struct):
     """How the scripts ended with one version of PyTorch."""
 
@@ -131,11 +135,17 @@ def short(torch: str) -> str:
 
 
 def read(root: Path) -> dict[str, Version]:
-    """Return what is known of each version of PyTorch, oldest first; empty if nothing is."""
+    """Return what is known of each version of PyTorch, oldest first; empty if nothing is.
+
+    Errors: :class:`Unreadable`.
+    """
     file = root / FILE
     if not file.is_file():
         return {}
-    return _ordered(msgspec.json.decode(file.read_bytes(), type=dict[str, Version]))
+    try:
+        return _ordered(msgspec.json.decode(file.read_bytes(), type=dict[str, Version]))
+    except (OSError, ValueError) as e:  # msgspec's errors and InvalidVersion are ValueErrors
+        raise Unreadable(f"{FILE}: not what concord findings writes: {e}; take it from git, or remove it") from None
 
 
 def keep(root: Path, known: Mapping[str, Version]) -> None:

@@ -131,17 +131,11 @@
     if (event.key === "Escape" && document.activeElement === q) { q.value = ""; choose(); }
   });
 
-  const theme = one("#theme");
-  const root = document.documentElement;
-  let dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const paint = () => { theme.textContent = dark ? "Light colors" : "Dark colors"; };
-  theme.addEventListener("click", () => { dark = !dark; root.dataset.theme = dark ? "dark" : "light"; paint(); });
   const opened = [];
   addEventListener("beforeprint", () => {
     for (const node of all("details.why, .waiver")) if (!node.open) { node.open = true; opened.push(node); }
   });
   addEventListener("afterprint", () => { for (const node of opened.splice(0)) node.open = false; });
   addEventListener("hashchange", reveal);
-  paint();
   reveal();
 })();

@@ -1,4 +1,4 @@
-"""Pages other than a report's, as tests need them: figures, a duet, an audit, a board, a comparison."""
+"""Pages other than a report's, as tests need them: figures, a duet, an audit, a board, a comparison, known defects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from harness.bench.history.lines import Line
 from harness.bench.records import Series
 from harness.bench.view import view
 from harness.results import Tried
-from reports import audit, bundle, duet, perf
+from harness.versions.catalog import catalog
+from harness.versions.catalog import view as view_of_findings
+from reports import audit, bundle, duet, findings, perf
 from reports.board import Entry, refused, site
 from reports.build import build
 from reports.model import Report
@@ -28,6 +30,7 @@ from reports.page import page as page_of
 from tests.perf.duets import ABOUT, SIZES, Machine
 from tests.perf.duets import duet as begun_duet
 from tests.perf.nights import line
+from tests.versions.known_defects import checkout
 
 HOSTILE = "</style></title><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\u202e"
 NIGHTS = 30
@@ -114,6 +117,11 @@ def another_report() -> Report:
 def compared_page(folder: Path) -> Path:
     """The page that compares two reports."""
     return _written(folder / "compare.html", comparison_page(build(runs()), another_report()))
+
+
+def findings_page(folder: Path) -> Path:
+    """The page of known defects of every kind, one of which is hostile."""
+    return _written(folder / "findings.html", findings.page(view_of_findings(catalog(checkout(folder / "checkout")))))
 
 
 def board_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from answers import ANSWERS, failed
 from invented import change, evidence, runs
-from other_pages import another_report, audit_page, board_of, compared_page, duet_page, perf_page
+from other_pages import another_report, audit_page, board_of, compared_page, duet_page, findings_page, perf_page
 
 from harness.results import Tried
 from reports.build import build
@@ -92,7 +92,13 @@ def test_finds_something(violations: Callable[..., list[str]]) -> None:
     assert {line.partition(":")[0] for line in found} == {"color-contrast", "image-alt"}
 
 
-PAGES = {"figures": perf_page, "duet": duet_page, "audit": audit_page, "comparison": compared_page}
+PAGES = {
+    "figures": perf_page,
+    "duet": duet_page,
+    "audit": audit_page,
+    "comparison": compared_page,
+    "findings": findings_page,
+}
 CELL = "#vs-cell=collective%3Dall_reduce%26dtype%3Dint32"
 
 
@@ -101,7 +107,7 @@ CELL = "#vs-cell=collective%3Dall_reduce%26dtype%3Dint32"
 def test_other_pages(
     violations: Callable[..., list[str]], tmp_path: Path, name: str, size: dict[str, int], scheme: str
 ) -> None:
-    """Nor with the page of figures, of a duet, of an audit, and of a comparison with a cell open."""
+    """Nor with the page of figures, of a duet, of an audit, of a comparison with a cell open, and of known defects."""
     fragment = CELL if name == "comparison" else ""
     assert violations(PAGES[name](tmp_path).read_text(), scheme, size, fragment) == []
 

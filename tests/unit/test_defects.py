@@ -54,6 +54,9 @@ WITHOUT_SCRIPT = {
 }
 """Shipped defects for which docs/findings has no script, with the reason."""
 
+SILENT = {"compiled_backward_hooks": "nothing is wrong but the time it takes"}
+"""Shipped defects that are silent and not wrong, with the reason."""
+
 HEAD = 'name = "p"\nbackend = "gloo"\ndevice = "cpu"\n'
 OWNER = 'owner = "ours"\n'
 
@@ -96,6 +99,11 @@ class TestGoodFiles:
         assert (waiver.verdicts, waiver.subjects) == (("hung",), ("torch", "reference"))
         assert waiver.expires == datetime.date(2027, 6, 30)
 
+    def test_kind(self) -> None:
+        """A defect may say its kind; without a word it has none."""
+        said, silent = parse_defects(OWNER + entry("a", 'kind = "hang"') + entry("b"), "ours.toml").defects
+        assert (said.kind, silent.kind) == ("hang", "")
+
     def test_intermittent(self) -> None:
         """One that shows now and then says what its tests come to."""
         found = parse_defects(OWNER + entry("a", "intermittent = true", 'verdicts = ["passed", "hung"]'), "ours.toml")
@@ -121,6 +129,14 @@ class TestShipped:
         assert (path.parent / first.removeprefix("#:schema ")).resolve() == ROOT / "docs/schemas/defects.schema.json"
         document: Any = json.loads(json.dumps(tomllib.loads(path.read_text()), default=datetime.date.isoformat))
         assert list(jsonschema.Draft202012Validator(schema_of_defects()).iter_errors(document)) == []
+
+    @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+    def test_kinds(self, path: Path) -> None:
+        """Every shipped defect says its kind, and one whose reason says that it is silent is of the kind wrong."""
+        defects = parse_defects(path.read_text(), path.name).defects
+        assert [each.waiver.defect for each in defects if not each.kind] == []
+        mild = {each.waiver.defect for each in defects if "silently" in each.waiver.reason and each.kind != "wrong"}
+        assert mild - {*SILENT} == set()
 
     def test_schema_in_step(self) -> None:
         """The published schema is what the reader's keys make; regenerate it as harness/profiles/schema.py says."""
@@ -259,6 +275,14 @@ class TestMistakes:
                 "ours.toml:8: [[defect]] backends: either names, or names after a !, which are left out; not both",
             ),
             (OWNER + entry("a", 'devices = ["!"]'), "ours.toml:8: [[defect]] devices: a name after every !"),
+            (
+                OWNER + entry("a", 'kind = "wrongg"'),
+                "ours.toml:8: [[defect]] kind: 'wrongg' is not a kind of defect; did you mean wrong?",
+            ),
+            (
+                OWNER + entry("a", "kind = 3"),
+                "ours.toml:8: [[defect]] kind: 3 is not a kind of defect; write some of wrong, hang, crash, error,",
+            ),
             (OWNER + entry("a", "devices = []"), "ours.toml:8: [[defect]] devices: is empty"),
             (
                 OWNER + entry("a", "intermittent = true"),

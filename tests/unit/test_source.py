@@ -61,6 +61,7 @@ NAMES = {
 NAMED = {
     ("harness/bench/history/nccl_tests.py", "nccl"): "nccl-tests measures this backend and no other",
     ("harness/bench/history/nccl_tests.py", "cuda"): "nccl-tests runs on this type of device and no other",
+    ("harness/versions/catalog.py", "gloo"): "the scripts of findings name it, and their recorded outcomes are of it",
     ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
     (
         "suites/dynamo/test_object_protocol.py",
