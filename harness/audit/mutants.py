@@ -43,6 +43,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 }
 """The modules of each component that are mutated; the first is the source under test."""
 _DTENSOR, _FSDP, _CHECKPOINT = "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"
+_AOT, _INDUCTOR = "torch._functorch._aot_autograd", "torch._inductor"
 FOUNDATIONS: dict[str, tuple[str, ...]] = {
     "replicate": (
         "torch.distributed._composable.contract",
@@ -110,7 +111,24 @@ FOUNDATIONS: dict[str, tuple[str, ...]] = {
         f"{_FSDP}.sharded_grad_scaler",
         f"{_FSDP}.wrap",
     ),
-    "dynamo": ("torch._dynamo.backends.distributed", "torch._dynamo.variables.script_object"),
+    "dynamo": (
+        "torch._dynamo.backends.distributed",
+        "torch._dynamo.compiled_autograd",
+        "torch._dynamo.variables.script_object",
+        f"{_AOT}.collect_metadata_analysis",
+        f"{_AOT}.functional_utils",
+        f"{_AOT}.runtime_wrappers",
+        f"{_AOT}.subclass_parametrization",
+        f"{_AOT}.subclass_utils",
+        f"{_INDUCTOR}.comm_lowering",
+        f"{_INDUCTOR}.comms",
+        f"{_INDUCTOR}.fx_passes.bucketing",
+        f"{_INDUCTOR}.fx_passes.control_dependencies",
+        f"{_INDUCTOR}.fx_passes.ddp_fusion",
+        f"{_INDUCTOR}.fx_passes.fsdp",
+        f"{_INDUCTOR}.fx_passes.overlap_preserving_bucketer",
+        f"{_INDUCTOR}.fx_passes.overlap_scheduling",
+    ),
     "collectives": (
         "torch.distributed._mesh_layout",
         "torch.distributed.device_mesh",
@@ -118,7 +136,7 @@ FOUNDATIONS: dict[str, tuple[str, ...]] = {
         "torch.distributed.rendezvous",
     ),
 }
-"""The modules that these build on, of DTensor, FSDP1, checkpoints and process groups."""
+"""The modules that these build on: of DTensor, FSDP1, checkpoints, process groups and compilers."""
 LEVELS = ("source", "all", "wide")
 """Which modules to mutate: the source under test; all of :data:`SOURCES`; :data:`FOUNDATIONS`, too."""
 REFERENCE: dict[str, tuple[str, ...]] = {
