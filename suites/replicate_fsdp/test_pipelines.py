@@ -110,7 +110,7 @@ ORDERS = ("step eval step", "eval eval step step", "unlisted unlisted step", "un
 
 @requirement(
     "RFSDP-PIPE-4960",
-    "Steps and evaluations of a pipeline schedule, in any order, have the results of the same calls of the whole model.",
+    "Steps and evaluations of a pipeline schedule, in any order, have the results of the whole model's calls.",
     source=f"{SOURCE}: ScheduleGPipe.step, eval, losses",
 )
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.__name__.removeprefix("Schedule"))
@@ -213,7 +213,7 @@ def test_random_numbers(world: World) -> None:
 
 @requirement(
     "RFSDP-PIPE-4963",
-    "After a step with return_outputs=False, a pipeline schedule keeps none of its stages' outputs.",
+    "A pipeline schedule keeps none of the last stage's outputs after a step with return_outputs=False.",
     source=f"{SOURCE}: ScheduleGPipe.step: return_outputs",
 )
 @pytest.mark.world(2)
@@ -266,7 +266,7 @@ def whole(gradients: Iterable[torch.Tensor | None]) -> list[Any]:
 )
 @requirement(
     "RFSDP-PIPE-4965",
-    "In a step of a pipeline schedule, DDP reduces the gradients of a stage once, after its last microbatch.",
+    "DDP reduces the gradients of a pipeline's stage once in a step, after its last microbatch.",
     source=f"{SOURCE}: PipelineStage.backward_one_chunk: last_backward",
 )
 @pytest.mark.parametrize("how", ["ddp", "fully_shard"])

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.algorithms._comm_hooks import default_hooks
 
 from fixtures.wrapped import STRATEGIES, inputs, nested, own
 from harness import Rank, World, requirement
+from harness.stacks.tp_extension import default_hooks
 
 WHOLE, SHARDED = STRATEGIES[2], STRATEGIES[:2]
 
 
 @requirement(
     "TP-HOOK-4966",
-    "The hooks that PyTorch ships for FSDP average gradients over any number of ranks, in one process group or another.",
+    "PyTorch's communication hooks for FSDP average gradients over any number of ranks, of the world or a group.",
     source="torch.distributed.algorithms._comm_hooks.default_hooks: allreduce_hook, reduce_scatter_hook, DefaultState",
 )
 @pytest.mark.world(2, 3, 4)
