@@ -20,6 +20,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
+from torch.distributed.algorithms._comm_hooks import default_hooks
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flattened
@@ -55,6 +56,7 @@ __all__ = [
     "apply",
     "chunk_spec",
     "compute_local_shape_and_global_offset",
+    "default_hooks",
     "device_count",
     "extensions",
     "filled_shards",
