@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional
+from suites.collectives.test_buffers import assert_freed
 from suites.collectives.test_gradient_modes import BOTH, data, each
 
 TRANSPOSED = {
@@ -57,19 +57,20 @@ def test_given_gradients(world: World, way: str) -> None:
 @BOTH
 @pytest.mark.world(2)
 def test_inputs_until_backward(world: World, way: str) -> None:
-    """Release the input when the results are there, and then call backward."""
+    """Release the inputs of a dozen calls whose results are there, and then call one backward for all."""
 
     def body(name: str, rank: Rank, call: Callable[..., list[torch.Tensor]]) -> None:
         x = data(name, rank).requires_grad_()
-        given = x + 1
-        results = [result + 0 for result in call(given)]
-        reference = weakref.ref(given)
-        del given
-        gc.collect()
-        assert reference() is None, f"{name} keeps its input"
-        total: Any = sum(result.sum() for result in results)
-        total.backward()
-        assert x.grad is not None
+        losses: list[Any] = []
+
+        def released() -> list[Any]:
+            given = x + 1
+            losses.extend(result.sum() for result in call(given))
+            return [weakref.ref(given)]
+
+        assert_freed([released() for _ in range(12)])
+        sum(losses).backward()
+        assert x.grad is not None, name
 
     each(world, way, body)
 

@@ -161,7 +161,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "waited-for": functional.wait_tensor,
     "used": lambda result: result + 1,
     "waited-for by its method": lambda result: result.wait(),
-    "viewed": lambda result: result.view(-1),
     "viewed and used": lambda result: result.view(-1) + 1,
     "numbers": lambda result: result.tolist(),
     "an array": lambda result: result.cpu().numpy().sum(),
