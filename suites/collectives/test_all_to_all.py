@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import Case
-from harness.stacks.collectives import assert_right
+from harness.stacks.collectives import assert_right, functional
 from suites.collectives.cases import DTYPES, repeated, shaped, swept
 
 
@@ -112,3 +112,45 @@ def test_splits_of_one_side(world: World, given: str, ranks: tuple[int, ...]) ->
                 assert splits == [nothing if sizes is None else sizes for sizes in (received, sent)]
 
     world.run(body)
+
+
+ROWS = {
+    "one keeps its rows": [[4, 0, 0], [0, 1, 3], [0, 3, 1]],
+    "two keep their rows": [[1, 0, 0], [0, 2, 0], [3, 0, 1]],
+    "all keep their rows": [[1, 0, 0], [0, 2, 0], [0, 0, 3]],
+    "from one": [[1, 2, 3], [0, 0, 0], [0, 0, 0]],
+    "to one": [[0, 2, 0], [0, 1, 0], [0, 3, 0]],
+    "to the next": [[0, 2, 0], [0, 0, 1], [3, 0, 0]],
+    "between two": [[0, 2, 0], [1, 0, 0], [0, 0, 0]],
+    "none": [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
+}
+"""How many rows each rank sends to each."""
+
+
+@requirement(
+    "COLL-ALLTOALL-4806",
+    "all_to_all_single is correct if a rank keeps all of its rows, or sends or receives none, while others exchange.",
+    source="torch.distributed.all_to_all_single: input_split_sizes, output_split_sizes",
+)
+@pytest.mark.parametrize(
+    "way", ["sync", "async", pytest.param("functional", marks=pytest.mark.needs(features=["functional"]))]
+)
+@pytest.mark.world(3)
+def test_ranks_without_exchange(world: World, way: str) -> None:
+    """Exchange rows by each table, as tokens go to experts."""
+
+    def body(rank: Rank) -> None:
+        for name, table in ROWS.items():
+            sent, received = table[rank.index], [row[rank.index] for row in table]
+            right = torch.cat([torch.full((count, 2), float(sender)) for sender, count in enumerate(received)])
+            mine = torch.full((sum(sent), 2), float(rank.index), device=rank.device)
+            out = torch.full_like(right, -1, device=rank.device)
+            if way == "functional":
+                out = functional.wait_tensor(functional.all_to_all_single(mine, received, sent, dist.group.WORLD))
+            else:
+                work = dist.all_to_all_single(out, mine, received, sent, async_op=way == "async")
+                if work is not None:
+                    work.wait()
+            assert_same(right, out, name)
+
+    world.run(body, timeout=8)

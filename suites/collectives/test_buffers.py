@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,25 +26,29 @@ from harness.stacks.collectives import coalescing_manager, functional, issue
 @pytest.mark.parametrize("collective", ["all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"])
 @pytest.mark.world(2, 3, 4)
 def test_lists_of_parts(world: World, collective: str) -> None:
-    """The tensors of each input or output list are views of one buffer with guard elements; two calls."""
+    """Each list has views of one buffer with guard elements around, or also between, them, in either order."""
 
-    def parts(tensors: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        count = sum(tensor.numel() for tensor in tensors)
-        buffer = torch.full((count + 2,), -7.0, device=device)
-        views = [*buffer[1 : count + 1].split([tensor.numel() for tensor in tensors])] if tensors else []
-        for view, tensor in zip(views, tensors, strict=True):
-            view.copy_(tensor)
-        return buffer, views
+    def parts(
+        tensors: list[torch.Tensor], gap: int, reverse: bool, device: torch.device
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        in_memory = tensors[::-1] if reverse else tensors
+        pieces = [torch.full((1,), -7.0)]
+        for tensor in in_memory:
+            pieces += [tensor, torch.full((gap,), -7.0)]
+        buffer = torch.cat([*pieces, torch.full((1,), -7.0)]).to(device)
+        starts = [1 + sum(other.numel() + gap for other in in_memory[:i]) for i in range(len(tensors))]
+        views = [buffer[start : start + tensor.numel()] for start, tensor in zip(starts, in_memory, strict=True)]
+        return buffer, views[::-1] if reverse else views
 
     def body(rank: Rank) -> None:
-        for call in range(2):
+        for call, (gap, reverse) in enumerate(itertools.product((0, 3), (False, True))):
             case = Case(collective, shape=(5,), form="async")
             expected = outputs(case, rank.size, rank.index, call)
-            _, given = parts(inputs(case, rank.size, rank.index, call), rank.device)
-            buffer, results = parts([torch.full_like(right, -1) for right in expected], rank.device)
+            _, given = parts(inputs(case, rank.size, rank.index, call), gap, reverse, rank.device)
+            buffer, results = parts([torch.full_like(right, -1) for right in expected], gap, reverse, rank.device)
             issue(case, given, results, None).wait()
-            whole = torch.cat([torch.tensor([-7.0]), *expected, torch.tensor([-7.0])])
-            assert_same(whole, buffer, f"{case}, call {call}")
+            whole, _ = parts(expected, gap, reverse, torch.device("cpu"))
+            assert_same(whole, buffer, f"{case}, {gap} elements between, reverse: {reverse}")
 
     world.run(body)
 
@@ -151,20 +157,33 @@ def test_tensors_are_freed(world: World, collective: str) -> None:
     world.run(body)
 
 
+USES: dict[str, Callable[[Any], Any]] = {
+    "waited-for": functional.wait_tensor,
+    "used": lambda result: result + 1,
+    "waited-for by its method": lambda result: result.wait(),
+    "viewed and used": lambda result: result.view(-1) + 1,
+    "numbers": lambda result: result.tolist(),
+    "an array": lambda result: result.cpu().numpy().sum(),
+    "text": repr,
+}
+"""What a program does with the result of a functional collective."""
+
+
 @requirement(
     "COLL-FREE-02",
     "Once the result of a functional collective is released, nothing keeps the result or the input alive.",
     source="torch.distributed._functional_collectives: AsyncCollectiveTensor, wait_tensor",
 )
-@pytest.mark.parametrize("waited", [True, False], ids=["waited-for", "used"])
+@pytest.mark.parametrize("way", USES)
 @spmd(2)
-def test_functional_results_are_freed(rank: Rank, waited: bool) -> None:
-    """Results of all_reduce and all_gather are waited for explicitly or by their first use."""
+def test_functional_results_are_freed(rank: Rank, way: str) -> None:
+    """Results of all_reduce and all_gather are waited for in each way, or by their first use."""
 
     def call(given: torch.Tensor) -> list[Any]:
         results = [functional.all_reduce(given, "sum", rank.group), functional.all_gather_tensor(given, 0, rank.group)]
-        used = [functional.wait_tensor(result) if waited else result + 1 for result in results]
-        return [weakref.ref(tensor) for tensor in (given, *results, *used)]
+        used = [USES[way](result) for result in results]
+        tensors = [tensor for tensor in (given, *results, *used) if isinstance(tensor, torch.Tensor)]
+        return [weakref.ref(tensor) for tensor in tensors]
 
     assert_freed([call(torch.full((5,), float(number), device=rank.device)) for number in range(12)])
 
@@ -251,6 +270,39 @@ def test_objects_are_freed(rank: Rank) -> None:
         return references + [weakref.ref(tensor) for tensor in given]
 
     assert_freed([call(number) for number in range(12)])
+
+
+@requirement(
+    "COLL-FREE-4805",
+    "Once a collective of objects has returned, it keeps no memory for the messages, whatever their sizes.",
+    source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list, "
+    "send_object_list, recv_object_list",
+)
+@pytest.mark.needs(features=["objects"])
+@spmd(2)
+def test_memory_of_messages(rank: Rank) -> None:
+    """Send objects of seven sizes with each, and count the elements of all tensors before and after."""
+
+    def messages(number: int) -> None:
+        text = "x" * (50_000 + 1000 * number + rank.index)
+        dist.all_gather_object([None, None], text)
+        dist.gather_object(text, [None, None] if rank.index == 0 else None)
+        dist.scatter_object_list([None], [text, text] if rank.index == 0 else None)
+        dist.broadcast_object_list([text if rank.index == 0 else None])
+        if rank.index == 0:
+            dist.send_object_list([text], 1)
+        else:
+            dist.recv_object_list([None], 0)
+
+    def elements() -> int:
+        gc.collect()
+        return sum(tensor.numel() for tensor in gc.get_objects() if type(tensor) is torch.Tensor)
+
+    messages(0)
+    before = elements()
+    for number in range(1, 7):
+        messages(number)
+    assert elements() - before < 50_000
 
 
 def assert_freed(calls: list[list[Any]]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from harness import World, requirement
+from harness import Rank, World, assert_same, requirement
 from harness.oracles.collectives import IN_PLACE, Case
 from harness.stacks.collectives import assert_right, refusals
 from suites.collectives.cases import every_collective
@@ -104,3 +105,43 @@ def test_conjugate_bit(world: World, collective: str) -> None:
 def test_requires_grad_stays(world: World) -> None:
     """Every collective gets leaves that require gradients."""
     assert_right(world, every_collective(requires_grad=True, repeats=2))
+
+
+DENSE: dict[str, torch.memory_format | tuple[int, ...]] = {
+    "contiguous": torch.contiguous_format,
+    "channels last": torch.channels_last,
+    "transposed": (1, 0, 2, 3),
+    "reversed": (3, 2, 1, 0),
+}
+"""Memory formats, or permutations, in which the elements of a tensor lie side by side."""
+
+
+@requirement(
+    "COLL-LAYOUT-4808",
+    "An in-place collective accepts parameters in any dense memory format outside of no_grad, and they stay leaves.",
+    source="torch.distributed.all_reduce, broadcast, reduce; torch.nn.Parameter; torch.channels_last",
+)
+@pytest.mark.parametrize("collective", sorted(IN_PLACE))
+@pytest.mark.world(2)
+def test_parameters_in_any_format(world: World, collective: str) -> None:
+    """Call it with parameters that require gradients, of the shape [2, 3, 4, 5], in each format."""
+
+    def body(rank: Rank) -> None:
+        for name, layout in DENSE.items():
+            own = torch.arange(120.0).reshape(2, 3, 4, 5) + 1000 * rank.index
+            laid = (
+                own.permute(layout).contiguous().permute([layout.index(dim) for dim in range(4)])
+                if isinstance(layout, tuple)
+                else own.contiguous(memory_format=layout)
+            )
+            parameter = torch.nn.Parameter(laid.clone().to(rank.device))
+            strides = parameter.stride()
+            root: dict[str, int] = {"broadcast": {"src": 1}, "reduce": {"dst": 1}}.get(collective, {})
+            getattr(dist, collective)(parameter, **root)
+            assert (parameter.is_leaf, parameter.requires_grad, parameter.stride()) == (True, True, strides), name
+            if collective != "reduce" or rank.index == 1:
+                other = own - 1000 * rank.index + 1000
+                right = other if collective == "broadcast" else other + other - 1000
+                assert_same(right, parameter.detach(), name)
+
+    world.run(body)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fixtures.tensors import moved
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, FLOATS, IN_PLACE, REDUCING, Case, inputs, outputs
-from harness.stacks.collectives import claimed, issue
+from harness.stacks.collectives import claimed, claimed_cases, functional, issue
 
 MOVING = [name for name in COLLECTIVES if name not in REDUCING]
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -203,3 +204,36 @@ def _sums(case: Case, size: int) -> list[torch.Tensor]:
 
 def _exponent(number: float) -> int:
     return int(torch.frexp(torch.tensor(number, dtype=torch.float64)).exponent)
+
+
+@requirement(
+    "COLL-VALUE-4807",
+    "After all_reduce a tensor has the same bits on every rank, even if its sum depends on the order of the ranks.",
+    source="torch.distributed.all_reduce: 'After the call tensor is going to be bitwise identical in all processes'",
+)
+@pytest.mark.parametrize("form", ["sync", "async", "list", "functional"])
+@pytest.mark.world(3, 4)
+def test_same_bits(world: World, form: str) -> None:
+    """Reduce numbers of different magnitudes in each dtype that rounds, few of them and many."""
+    cases = claimed_cases([Case("all_reduce", op, dtype) for op in ("SUM", "AVG", "PRODUCT") for dtype in FLOATS])
+
+    def body(rank: Rank) -> dict[str, list[int]]:
+        found = {}
+        for case in cases:
+            for count in (1, 7, 65, 1500):
+                drawn = torch.Generator().manual_seed(rank.index)
+                magnitudes = 10.0 ** torch.randint(-2, 3, (count,), generator=drawn)
+                tensor = (torch.randn(count, generator=drawn) * magnitudes).to(case.dtype).to(rank.device)
+                op = getattr(dist.ReduceOp, case.op)
+                if form == "list":
+                    dist.all_reduce_coalesced([tensor], op)
+                elif form == "functional":
+                    tensor = functional.wait_tensor(functional.all_reduce(tensor, case.op, dist.group.WORLD))
+                elif (work := dist.all_reduce(tensor, op, async_op=form == "async")) is not None:
+                    work.wait()
+                found[f"{case}, {count}"] = bits(tensor.cpu())
+        return found
+
+    first, *others = world.run(body)
+    for rank, found in enumerate(others, 1):
+        assert [what for what in first if found[what] != first[what]] == [], f"differ on rank {rank}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
 from typing import Any
@@ -179,3 +180,60 @@ def test_others_after_an_error_in_a_manager(rank: Rank) -> None:
         assert rank.index > 0 or own.tolist() == [4.0, 4.0]
     except (RuntimeError, ValueError):
         return
+
+
+SENDING = ("reduce", "gather", "broadcast", "scatter", "all_gather", "all_to_all_single", "send", "send_object_list")
+"""What may return on a rank before the others have what it gave."""
+
+
+@requirement(
+    "COLL-ASYNC-4809",
+    "Once a blocking collective or message has returned, a change to what the caller gave reaches no other rank.",
+    source="torch.distributed: 'Synchronous operation - the default mode'; torch.distributed.send",
+)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.needs(features=["messages"]) if "send" in name else ()) for name in SENDING],
+)
+@spmd(2)
+def test_changed_after_return(rank: Rank, name: str) -> None:
+    """Rank 1 overwrites what it gave once its call has returned, for which rank 0 waits a moment before it calls."""
+    size = 1 << 21  # more than what a connection holds
+    own = torch.full((size,), rank.index + 1.0, device=rank.device)
+    into = [torch.zeros(size, device=rank.device) for _ in range(2)]
+    objects = ["x" * size if name == "send_object_list" else ""]
+
+    def call() -> None:
+        if name in ("reduce", "broadcast"):
+            getattr(dist, name)(own, 0 if name == "reduce" else 1)
+        elif name == "gather":
+            dist.gather(own, into if rank.index == 0 else None, 0)
+        elif name == "scatter":
+            dist.scatter(into[1], [own, own] if rank.index == 1 else None, 1)
+        elif name == "all_gather":
+            dist.all_gather(into, own)
+        elif name == "all_to_all_single":
+            dist.all_to_all_single(into[1], own)
+        elif name == "send":
+            dist.send(own, 0) if rank.index == 1 else dist.recv(own, 1)
+        else:
+            dist.send_object_list(objects, 0) if rank.index == 1 else dist.recv_object_list(objects, 1)
+
+    dist.barrier()
+    if rank.index == 1:
+        call()
+        own.zero_()
+        objects[0] = ""
+        rank.store.add(f"changed after {name}", 1)
+        return
+    with contextlib.suppress(RuntimeError):
+        rank.store.wait([f"changed after {name}"], timedelta(seconds=0.05))
+    call()
+    if name == "send_object_list":
+        assert objects[0].count("x") == size
+        return
+    found = {"reduce": own, "broadcast": own, "send": own}.get(name, into[1])
+    right = 3 if name == "reduce" else 2
+    rows = found[size // 2 :] if name == "all_to_all_single" else found
+    changed = int((rows != right).sum())
+    assert changed == 0, f"{changed} of {len(rows)} elements"
