@@ -1,4 +1,4 @@
-"""Parametrized layers of replicated modules: several forwards, frozen weights, state dicts of the former weight_norm."""
+"""Parametrized layers of replicated modules: several forwards, frozen weights, former state dicts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def batch(rank: Rank, part: int, number: int) -> torch.Tensor:
 )
 @pytest.mark.world(2)
 def test_several_forwards(world: World) -> None:
-    """Subtract the results of two forwards, as for real and generated samples, in two steps with buffers sent or not."""
+    """Subtract the results of two forwards, as for real and generated samples, with buffers sent or not."""
 
     def made(rank: Rank, kind: str) -> nn.Sequential:
         module = model(rank)
@@ -89,8 +89,8 @@ def test_several_forwards(world: World) -> None:
         return module
 
     def body(rank: Rank) -> None:
-        options: dict[str, Any]
-        for kind, options in itertools.product([*KINDS, *FORMER], ({}, {"broadcast_buffers": False})):
+        ways: list[dict[str, Any]] = [{}, {"broadcast_buffers": False}]
+        for kind, options in itertools.product([*KINDS, *FORMER], ways):
             module, alone = made(rank, kind), made(rank, kind)
             replicated = DistributedDataParallel(module, **options)
             for step in range(2):
@@ -158,7 +158,7 @@ def normed(rank: Rank, norm: Callable[..., Any], start: float) -> nn.Sequential:
 @requirement(
     "DDP-PARAMETRIZE-4842",
     "A module with weight_norm loads state dicts of the former weight_norm, wherever the layer is in the model.",
-    source="torch.nn.utils.weight_norm: 'Migration guide'; torch/nn/utils/parametrizations.py: _weight_norm_compat_hook",
+    source="torch.nn.utils.weight_norm: 'Migration guide'; torch/nn/utils/parametrizations.py: weight_norm",
 )
 @pytest.mark.world(2)
 def test_former_state_dicts(world: World) -> None:
