@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from harness import Rank, World, dyadic, requirement
+from harness.stacks.limit import runs_with
 
 pytestmark = [pytest.mark.usefixtures("with_buckets"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -89,7 +90,9 @@ def test_several_forwards(world: World) -> None:
         return module
 
     def body(rank: Rank) -> None:
-        ways: list[dict[str, Any]] = [{}, {"broadcast_buffers": False}]
+        ways: list[dict[str, Any]] = [{"broadcast_buffers": False}]
+        if runs_with(">=2.12"):  # before, the broadcast of a buffer counts as a change of it (DDP-BUF-11)
+            ways.append({})
         for kind, options in itertools.product([*KINDS, *FORMER], ways):
             module, alone = made(rank, kind), made(rank, kind)
             replicated = DistributedDataParallel(module, **options)
