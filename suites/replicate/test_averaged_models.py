@@ -87,7 +87,9 @@ def test_averages(world: World) -> None:
     def body(rank: Rank) -> None:
         cases = itertools.product(AVERAGES.items(), [*MODULES, "composable DDP"])
         for number, ((kind, (options, combined)), of) in enumerate(cases):
-            buffers = number % 2 == 0  # of each five, so that every kind and every module has both
+            if number % 2:
+                continue  # every kind and every module is in some of the others, with buffers and without
+            buffers = number % 4 == 0
             what = f"{kind}, {of}, {buffers=}"
             module = Counted().to(rank.device)
             if of == "composable DDP":
