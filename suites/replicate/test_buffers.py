@@ -118,6 +118,37 @@ def test_not_sent_where_not_asked(world: World) -> None:
 
 
 @requirement(
+    "DDP-BUF-4857",
+    "Setting broadcast_buffers or forward_sync_buffers of a DDP module decides whether later forwards send buffers.",
+    source="torch/nn/parallel/distributed.py: DistributedDataParallel.broadcast_buffers, forward_sync_buffers",
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broadcast_buffers",
+        pytest.param(
+            "forward_sync_buffers",
+            marks=pytest.mark.needs(torch="torch.nn.parallel.DistributedDataParallel(forward_sync_buffers)"),
+        ),
+    ],
+)
+@pytest.mark.world(2)
+def test_set_later(world: World, name: str) -> None:
+    """Turn the broadcast off before a forward and on again, twice; each rank adds r + 1 to four numbers."""
+
+    def body(rank: Rank) -> list[float]:
+        model: Any = DistributedDataParallel(Counting(rank.index, rebound=False).to(rank.device))
+        outputs = []
+        for value in (True, False, False, True, False):
+            setattr(model, name, value)
+            assert model.broadcast_buffers is value
+            outputs += seen(rank, model, ["training"])
+        return outputs
+
+    assert_on_ranks([[0.0, 4.0, 8.0, 12.0, 16.0], [0.0, 10.0, 18.0, 12.0, 22.0]], world.run(body))
+
+
+@requirement(
     "DDP-BUF-06",
     "With init_sync=False, buffers are still broadcast before the first forward.",
     source="torch.nn.parallel.DistributedDataParallel: init_sync",

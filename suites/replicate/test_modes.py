@@ -1,11 +1,14 @@
-"""Training and evaluation mode of a replicated module: what they are set on, and gradients in either of them."""
+"""Training and evaluation of a replicated module: modes, gradients in either of them, and one rank that evaluates."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import alone, layers, row, train
@@ -64,5 +67,41 @@ def test_modes(world: World, how: str) -> None:
             model.set_requires_gradient_sync(on)
         else:
             model.require_backward_grad_sync = on
+
+    world.run(body)
+
+
+WITHOUT: dict[str, Callable[[], Any]] = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@requirement(
+    "DDP-MODE-4856",
+    "A rank may run forwards without gradients alone, after any number of steps, if the module has no buffers.",
+    source="torch.nn.parallel.DistributedDataParallel: forward; torch.no_grad; torch.inference_mode",
+)
+@pytest.mark.usefixtures("with_buckets")
+@pytest.mark.world(2, timeout=5)
+def test_alone_without_gradients(world: World) -> None:
+    """After none, one or two steps, one rank evaluates in either mode and then waits for the other."""
+
+    def body(rank: Rank) -> None:
+        right = alone(2)
+        ways: list[dict[str, Any]] = [*OPTIONS, {"bucket_cap_mb": 1e-6}]
+        for number, (steps, options) in enumerate(itertools.product(range(3), ways)):
+            what = f"{options}, {steps=}"
+            model: Any = DistributedDataParallel(layers().to(rank.device), **options)
+            for _ in range(steps):
+                assert train(model, rank.index) == right, what
+                model.zero_grad()
+            if rank.index == number % 2:
+                for (way, without), mode in itertools.product(WITHOUT.items(), (False, True)):
+                    model.train(mode)
+                    with without():
+                        y = model(row(rank.index).to(rank.device))
+                    assert not y.requires_grad, f"{what}, {way}"
+            dist.barrier()
+            for _ in range(2):
+                assert train(model, rank.index) == right, what
+                model.zero_grad()
 
     world.run(body)
