@@ -81,8 +81,8 @@ SIZES: dict[str, list[int]] = {
 @requirement(
     "RFSDP-CHECKPOINT-4881",
     "Ranks share the writing of what each of them has by its bytes, or the lowest one writes all if it is to.",
-    source=f"{SOURCE}.DefaultSavePlanner: dedup_save_to_lowest_rank; torch/distributed/checkpoint/_dedup_save_plans.py: "
-    "'only the smallest SavePlan in terms of planned storage keeps the entry'",
+    source=f"{SOURCE}.DefaultSavePlanner: dedup_save_to_lowest_rank; "
+    "torch/distributed/checkpoint/_dedup_save_plans.py: 'only the smallest SavePlan in terms of planned storage'",
 )
 @pytest.mark.world(2)
 def test_shares(world: World, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ NAMES = {
 
 @requirement(
     "RFSDP-CHECKPOINT-4882",
-    "A checkpoint has an entry with the size and the dtype of each tensor, in whichever dicts and lists it is.",
+    "A checkpoint has an entry with the size and dtype of each tensor, whichever dicts or lists it is in.",
     source=f"{SOURCE}: DefaultSavePlanner: flatten_state_dict; metadata.TensorStorageMetadata; "
     "torch/distributed/checkpoint/_nested_dict.py: 'Flatten state_dict made of nested dicts and lists'",
 )

@@ -155,7 +155,7 @@ SWITCHES = [(name, on) for name in ("set_requires_gradient_sync", "set_requires_
 
 @requirement(
     "RFSDP-SYNC-4887",
-    "set_requires_gradient_sync switches the all-reduce as well, so that of calls of both switches the last one counts.",
+    "set_requires_gradient_sync switches the all-reduce as well, so of calls of both switches the last one counts.",
     source=f"{SOURCE}.set_requires_gradient_sync: 'this controls both reduce-scatter and all-reduce together'; "
     "set_requires_all_reduce",
 )
