@@ -28,10 +28,10 @@ OVERHEAD = 8192
 """Bytes of a file or an entry besides the values of tensors, at the most: names, sizes, alignment."""
 
 
-def parts(rank: Rank) -> dict[str, torch.Tensor]:
-    """Return small parts of 256 KiB each: views of every kind, shards, and a view of a shard."""
+def parts(rank: Rank) -> dict[str, Any]:
+    """Return small parts of tensors of 256 KiB and more: views of every kind, also of a shard and of a replica."""
     large = torch.arange(65536.0, device=rank.device)
-    weight = fully_shard(nn.Linear(4, 65537 // 4, bias=False, device=rank.device), mesh=rank.mesh()).weight
+    layer: Any = fully_shard(nn.Linear(4, 65537 // 4, bias=False, device=rank.device), mesh=rank.mesh())
     return {
         "first": large[:4],
         "last": large[-4:],
@@ -40,8 +40,8 @@ def parts(rank: Rank) -> dict[str, torch.Tensor]:
         "turned": large.view(256, 256)[:4, :2].T,
         "one": large[5],
         "whole numbers": large.long()[7:9],
-        "in a list": [large[8:12], {"deeper": large[12:16]}],  # type: ignore[dict-item]
-        "a row of a shard": weight[:2].detach(),  # type: ignore[index]
+        "in a list": [large[8:12], {"deeper": large[12:16]}],
+        "a row of a shard": layer.weight[:2].detach(),
         "replicated": distribute_tensor(large, rank.mesh(), [Replicate()])[:4],
     }
 
@@ -112,7 +112,7 @@ def test_shares(world: World, tmp_path: Path) -> None:
     world.run(body)
 
 
-def nested(rank: Rank, value: Any) -> dict[str, Any]:
+def nested(value: Any) -> dict[str, Any]:
     """Return a value in dicts and lists of one to three levels, beside text and numbers."""
     return {
         "alone": value,
@@ -155,14 +155,15 @@ def test_entries(world: World, tmp_path: Path) -> None:
     """Save a plain tensor, a sharded one, and one without dimensions in dicts and lists of several levels."""
 
     def body(rank: Rank) -> None:
+        layer: Any = fully_shard(nn.Linear(2, 3, device=rank.device), mesh=rank.mesh())
         values = {
             "plain": torch.ones(3, dtype=torch.bfloat16, device=rank.device),
-            "sharded": fully_shard(nn.Linear(2, 3, device=rank.device), mesh=rank.mesh()).weight,
+            "sharded": layer.weight,
             "number": torch.tensor(5, device=rank.device),
         }
         for kind, value in values.items():
             saved = checkpoint.save(
-                nested(rank, value), storage_writer=checkpoint.FileSystemWriter(tmp_path / kind, sync_files=False)
+                nested(value), storage_writer=checkpoint.FileSystemWriter(tmp_path / kind, sync_files=False)
             )
             found = {
                 name: (each.size, each.properties.dtype)
