@@ -221,6 +221,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "threads": ({}, {"thread_count": 2}),
 }
 """Options of planners and of writers."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int8, torch.bool, torch.complex64)
 
 
 @requirement(
@@ -230,7 +231,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 )
 @pytest.mark.world(2)
 def test_converted_ways(world: World, tmp_path: Path) -> None:
-    """Save sharded tensors, plain ones and other values with every option, and convert that on each rank."""
+    """Save sharded tensors, plain ones of every dtype and other values with every option; convert that on each rank."""
 
     def body(rank: Rank) -> None:
         for name, (planning, writing) in WRITTEN.items():
@@ -240,6 +241,7 @@ def test_converted_ways(world: World, tmp_path: Path) -> None:
                 "plain": torch.arange(4.0),
                 "step": 7,
                 "deeper": deeper,
+                "dtypes": {str(dtype): torch.tensor([1, 2]).to(dtype) for dtype in DTYPES},
             }
             checkpoint.save(
                 state,

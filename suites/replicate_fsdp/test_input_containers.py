@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +21,13 @@ from harness.stacks.limit import runs_with
 
 SEARCHED = [name for name in CONTAINERS if name not in ("set", "own-set")]
 """Containers that PyTorch looks into: all but sets, into which its trees do not look either."""
+
+
+MADE = {name: CONTAINERS[name][0] for name in SEARCHED}
+
+
+class OwnDict(dict[str, Any]):
+    """A dict of a class of its own, as batches of tokens often are."""
 
 
 class Inner(nn.Module):
@@ -84,5 +93,79 @@ def test_ends_early(world: World) -> None:
                 gradients = {n: g.tolist() for n, g in replicate_fsdp.gradients(model).items()}
                 assert gradients == {"weight": [4.5 * count] * 2, "inner.weight": [3.0 * count] * 2}, what
                 model.zero_grad()
+
+    world.run(body)
+
+
+class Receiver(nn.Module):
+    """A weight, and what the module was given last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, *given: Any, **named: Any) -> torch.Tensor:
+        """Note the inputs, and return the sum of all tensors times the weight."""
+        self.given, self.named = given, named
+        result: torch.Tensor = self.weight * sum(tensors(given) + tensors(list(named.values())))
+        return result
+
+
+def tensors(given: Any) -> list[torch.Tensor]:
+    """Return the tensors in containers of any depth, in order."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    if dataclasses.is_dataclass(given):
+        given = [getattr(given, field.name) for field in dataclasses.fields(given)]
+    inner = list(given.values()) if isinstance(given, Mapping) else given
+    return [each for one in inner for each in tensors(one)] if isinstance(inner, (list, tuple)) else []
+
+
+def described(given: Any) -> Any:
+    """Return classes, keys and values of containers and tensors, whichever tensors those are."""
+    if isinstance(given, torch.Tensor):
+        return given.tolist()
+    if dataclasses.is_dataclass(given):
+        return type(given), [described(getattr(given, field.name)) for field in dataclasses.fields(given)]
+    if isinstance(given, Mapping):
+        return type(given), [(key, described(value)) for key, value in given.items()]
+    return (type(given), [described(one) for one in given]) if isinstance(given, (list, tuple)) else given
+
+
+ORDERS: list[list[str]] = [["query", "key", "value"], ["value", "query", "key"], ["b", "a"], ["x1", "x10", "x2"]]
+"""Names of inputs, in the order in which they are given."""
+
+
+@requirement(
+    "RFSDP-IN-4883",
+    "A managed module gets each input that requires gradients under its own name or position, and in a container of "
+    "its own class.",
+    source="torch.distributed.fsdp.fully_shard; torch/distributed/fsdp/_common_utils.py: replace_grad_tensors: "
+    "'in the same traversal order'",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, tensors in dataclasses are not found")
+@pytest.mark.world(2)
+def test_arrive(world: World) -> None:
+    """Give tensors with and without gradients by name in several orders, in dicts, and in each container."""
+
+    def body(rank: Rank) -> None:
+        for way, managed in ways(rank).items():
+            model: Any = managed(Receiver().to(rank.device))
+
+            def made(number: int) -> torch.Tensor:
+                return torch.full((1,), float(number), device=rank.device, requires_grad=number % 3 != 2)
+
+            def dicts(kind: type, names: list[str]) -> Any:
+                return kind((name, made(i)) for i, name in enumerate(names))
+
+            calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+                *(((), dicts(dict, names)) for names in ORDERS),
+                *(((dicts(kind, names), made(7)), {}) for names in ORDERS for kind in (dict, OrderedDict, OwnDict)),
+                *(((make(made(0), made(1)),), {"named": make(made(3), made(4))}) for make in MADE.values()),
+            ]
+            for given, named in calls:
+                right = described((given, named))
+                model(*given, **named).sum().backward()
+                assert described((model.given, model.named)) == right, f"{way}: {given}, {named}"
 
     world.run(body)

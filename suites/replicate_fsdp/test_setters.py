@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from fixtures.layers import layer
+from fixtures.managed import ways
 from fixtures.streams import keep_busy
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
@@ -145,6 +147,37 @@ def test_last_switch(world: World, switch: str, order: str, started: bool) -> No
 
     expected = [both if order == "parent-last" else ["1.weight"], [], [], both]
     assert_on_ranks([expected] * 2, world.run(body))
+
+
+SWITCHES = [(name, on) for name in ("set_requires_gradient_sync", "set_requires_all_reduce") for on in (False, True)]
+"""Calls of both switches."""
+
+
+@requirement(
+    "RFSDP-SYNC-4887",
+    "set_requires_gradient_sync switches the all-reduce as well, so of calls of both switches the last one counts.",
+    source=f"{SOURCE}.set_requires_gradient_sync: 'this controls both reduce-scatter and all-reduce together'; "
+    "set_requires_all_reduce",
+)
+@pytest.mark.parametrize("way", ["replicated", "hybrid"])
+@pytest.mark.world(2)
+def test_both_switches(world: World, way: str) -> None:
+    """Call the switches in every order of two; gradients are synchronized if neither is off."""
+
+    def body(rank: Rank) -> None:
+        model: Any = ways(rank)[way](layer().to(rank.device))
+        reduced = all_reduced = True
+        for calls in itertools.product(SWITCHES, repeat=2):
+            for name, on in calls:
+                getattr(model, name)(on)
+                all_reduced, reduced = on, (reduced if name == "set_requires_all_reduce" else on)
+            assert bool(step(rank, model)) == (reduced and all_reduced), f"{calls}"
+            model.set_requires_gradient_sync(True)
+            model.set_requires_all_reduce(True)
+            reduced = all_reduced = True
+            step(rank, model)  # what was not reduced is by now
+
+    world.run(body)
 
 
 @requirement(

@@ -187,3 +187,41 @@ def test_submodules(world: World, function: str) -> None:
 
     right = [["a.bias", "a.weight"], ["b.bias", "b.weight", "c.bias", "c.weight"]] * 3
     assert_on_ranks([right] * world.size, world.run(body))
+
+
+@requirement(
+    "RFSDP-STATE-4884",
+    "After an evaluation, the state dict of any part of a managed module has shards, whose values the part also loads.",
+    source="torch.distributed.fsdp.fully_shard; torch.nn.Module.state_dict, load_state_dict",
+)
+@pytest.mark.parametrize("way", ["sharded", "hybrid", "replicated"])
+@pytest.mark.world(2)
+def test_states_of_parts(world: World, way: str) -> None:
+    """Take the state of each module in turn, twice the values of which it loads after another evaluation."""
+
+    def body(rank: Rank) -> None:
+        inner = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), b=nn.Sequential(nn.Linear(3, 2, bias=False))))
+        model: Any = nn.Sequential(inner, nn.Linear(2, 2)).to(rank.device)
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        x = torch.ones(1, 2, device=rank.device)
+        names = [name for name, module in model.named_modules() if dict(module.named_parameters())]
+        ways(rank)[way](model)
+        for name in names:
+            part = model.get_submodule(name)
+            right = {key: [1.0] * p.numel() for key, p in part.named_parameters()}
+            with torch.no_grad():
+                model(x)
+            state = part.state_dict()
+            assert {key: type(value) for key, value in state.items()} == dict.fromkeys(right, DTensor), name
+            assert {key: value.full_tensor().flatten().tolist() for key, value in state.items()} == right, name
+            with torch.no_grad():
+                before = model(x).tolist()
+                part.load_state_dict({key: value * 2 for key, value in state.items()})
+                found = {key: value.full_tensor().flatten().tolist() for key, value in part.state_dict().items()}
+                assert found == {key: [2.0] * len(values) for key, values in right.items()}, name
+                assert model(x).tolist() != before, name
+                part.load_state_dict({key: value / 2 for key, value in part.state_dict().items()})
+                assert model(x).tolist() == before, name
+
+    world.run(body)
