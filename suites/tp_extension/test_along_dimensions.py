@@ -101,12 +101,12 @@ ALONG: dict[str, dict[str, Along]] = {
 @pytest.mark.parametrize("kind", ALONG)
 @pytest.mark.world(2)
 def test_from_the_end(world: World, kind: str) -> None:
-    """Shard that dimension, or another one."""
+    """Shard that dimension and another one, of the last two."""
 
     def body(rank: Rank) -> list[str]:
         mesh, wrong, x = rank.mesh(), [], CUBE.to(rank.device)
-        cases = itertools.product(ALONG[kind].items(), ((-1, 2), (-2, 1), (-2, 2)))
-        for (name, operator), (dim, shard) in cases:
+        cases = itertools.cycle((((-1, 2), (-2, 2)), ((-2, 1), (-1, 1))))
+        for (name, operator), (dim, shard) in ((o, c) for o in ALONG[kind].items() for c in next(cases)):
             expected, found = operator(x, dim), operator(distributed(x, Shard(shard), rank, mesh), dim)
             if isinstance(expected, tuple):
                 expected, found = expected[0], found[0]

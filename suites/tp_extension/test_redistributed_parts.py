@@ -84,7 +84,8 @@ def test_reductions(world: World) -> None:
     def body(rank: Rank) -> list[str]:
         mesh, wrong, rows = rank.mesh(), [], floats(5, 4, 6) / 4 + 2
         whole = rows.to(rank.device)
-        for (name, reduce), (dim, shard) in itertools.product(REDUCTIONS.items(), ((0, 0), (1, 1), (-1, 2))):
+        dims = itertools.cycle(((0, 0), (-1, 2), (1, 1)))
+        for (name, reduce), (dim, shard) in zip(REDUCTIONS.items(), dims, strict=False):
             expected = reduce(whole, dim)
             for target in (WHOLE, *map(Shard, range(expected.dim()))):
                 found = reduce(distributed(whole, Shard(shard), rank, mesh), dim).redistribute(placements=[target])
