@@ -33,7 +33,7 @@ MODES = {"no_grad": torch.no_grad, "enable_grad": torch.enable_grad, "inference_
 
 @requirement(
     "TP-LOCAL-4923",
-    "What is written to the local tensor of a DTensor is written to the DTensor, and to that of which it is a view.",
+    "A write to the local tensor of a DTensor reaches the DTensor, as well as the tensor of which it is a view.",
     source="torch.distributed.tensor.DTensor.to_local: it represents the local tensor on its current rank",
 )
 @pytest.mark.world(2)
