@@ -319,13 +319,14 @@ def test_distribute_tensor(world: World) -> None:
 
 
 class Net(nn.Module):
-    """A module with a child; both have parameters, one of them frozen, and buffers, one of them not persistent."""
+    """A module with a child; both have parameters, one of them frozen, and buffers, one of them None."""
 
     def __init__(self, offset: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(numbers(4, 3) + offset)
         self.register_parameter("none", None)
         self.register_buffer("scale", numbers(3) + offset)
+        self.register_buffer("nothing", None)
         self.child = nn.Linear(3, 3)
         with torch.no_grad():
             for parameter in self.child.parameters():
@@ -383,7 +384,7 @@ def test_distribute_module(world: World) -> None:
             assert calls == ([] if chosen is None else [(n, id(m)) for n, m in module.named_modules()]), chosen
             assert {name for name, _ in module.named_buffers()} == before
             assert sorted(module.state_dict()) == sorted(right.state_dict())
-            assert (module.none, type(module.child.bias)) == (None, type(module.weight))
+            assert (module.none, module.nothing, type(module.child.bias)) == (None, None, type(module.weight))
             values: list[Any] = [*module.named_parameters(), *module.named_buffers()]
             for (name, value), (_, expected) in zip(
                 values, [*right.named_parameters(), *right.named_buffers()], strict=True

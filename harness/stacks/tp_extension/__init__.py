@@ -28,6 +28,7 @@ from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform as ready_for_ddp
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 from torch.distributed.tensor.parallel.fsdp import _rewrite_spec_if_needed as rewrite_spec
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
@@ -69,6 +70,7 @@ __all__ = [
     "mesh_shape",
     "parameters",
     "parts",
+    "ready_for_ddp",
     "rewrite_spec",
 ]
 

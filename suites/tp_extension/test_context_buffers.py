@@ -1,0 +1,63 @@
+"""The buffers of context_parallel: which part of the sequence each of them has."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.distributed.tensor.experimental import context_parallel
+
+from fixtures.placements import MORE_OPERATORS
+from harness import Rank, World, requirement
+
+SOURCE = "torch.distributed.tensor.experimental.context_parallel"
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "positions": ((1,), 0),
+    "rotations": ((1, 3), 0),
+    "tokens": ((2, 1), 1),
+    "hidden": ((2, 1, 3), 1),
+    "heads": ((2, 2, 1, 3), 2),
+}
+"""Sizes but for that of the sequence, which is 1, and the dimension of the sequence."""
+
+
+@requirement(
+    "TP-CONTEXT-4927",
+    "Within context_parallel all buffers have the same positions of the sequence, whichever dimension it is.",
+    source=f"{SOURCE}: buffers, buffer_seq_dims",
+)
+@requirement(
+    "TP-CONTEXT-4928",
+    "Within context_parallel the ranks together have each position of the sequence once.",
+    source=f"{SOURCE}: buffers, buffer_seq_dims",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2, 3)
+def test_positions(world: World) -> None:
+    """Elements are their positions; each buffer is the first one once, and the last one is not restored."""
+
+    def body(rank: Rank) -> list[list[int]]:
+        length, found = 4 * rank.size, []
+        for i in range(len(SHAPES)):
+            names = [*SHAPES][i:] + [*SHAPES][:i]
+            buffers, dims = [], [SHAPES[name][1] for name in names]
+            for name, dim in zip(names, dims, strict=True):
+                shape = SHAPES[name][0]
+                at = [length if j == dim else 1 for j in range(len(shape))]
+                sizes = [length if j == dim else size for j, size in enumerate(shape)]
+                buffers.append(torch.arange(length, device=rank.device).view(at).expand(sizes).clone())
+            wholes = [buffer.clone() for buffer in buffers]
+            with context_parallel(rank.mesh(), buffers=buffers, buffer_seq_dims=dims, no_restore_buffers={buffers[-1]}):
+                parts = [x.movedim(dim, -1).reshape(-1, 4) for x, dim in zip(buffers, dims, strict=True)]
+                own = parts[0][0].tolist()
+                for name, part in zip(names, parts, strict=True):
+                    assert part.tolist() == [own] * len(part), f"{name} after {names[0]}, which has {own}"
+            for name, whole, buffer in zip(names[:-1], wholes, buffers, strict=False):
+                assert torch.equal(whole, buffer), f"{name} afterwards"
+            assert buffers[-1].shape[dims[-1]] == 4, f"{names[-1]}, which is not restored"
+            found.append(own)
+        return found
+
+    for found in zip(*world.run(body), strict=True):
+        assert sorted(itertools.chain(*found)) == list(range(4 * world.size)), found
