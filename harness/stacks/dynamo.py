@@ -50,6 +50,7 @@ __all__ = [
     "apply",
     "at_end_of_backward",
     "attention_backends",
+    "breaks_refused",
     "budget",
     "cache_counts",
     "cached_as",
@@ -104,6 +105,9 @@ REFUSED = torch._dynamo.exc.Unsupported
 
 without_subclasses: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which subclasses of tensors do not override functions."""
+
+breaks_refused: Any = getattr(torch._dynamo, "error_on_graph_break", None)
+"""A context or decorator in which graph breaks raise an error, or are allowed again; None where PyTorch has it not."""
 
 without_functions: Any = torch._C.DisableTorchFunction
 """A context in which neither subclasses of tensors nor modes override functions."""

@@ -54,3 +54,49 @@ def test_gradients(world: World, name: str) -> None:
         assert trained(rank, compiles=True) == trained(rank, compiles=False)
 
     world.run(body)
+
+
+BETAS = (0.0, 0.25, 0.5, 0.75)
+"""First betas, on both sides of one half, for which averages of small whole numbers are exact."""
+
+AVERAGING: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "NAdam": torch.optim.NAdam,
+    "Adamax": torch.optim.Adamax,
+}
+
+
+@requirement(
+    "DYN-OPTIMIZER-5000",
+    "A compiled step averages gradients by each first beta, whether its optimizer works with foreach or not.",
+    source="torch.optim.Adam: betas, foreach; tutorial: Compiling the optimizer with torch.compile",
+)
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
+@pytest.mark.world(2)
+def test_averages(world: World, foreach: bool) -> None:
+    """Step twice with sums of gradients over ranks, and read the averages: of four betas, or of one without foreach."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for number, beta in enumerate(BETAS if foreach else BETAS[2:3]):
+            name = list(AVERAGING)[number]
+            for kind in {"Adam", name}:
+                parameters = [nn.Parameter(torch.full((2,), 2.0**k, device=rank.device)) for k in range(2)]
+                optimizer = AVERAGING[kind](parameters, lr=0.5, betas=(beta, 0.5), foreach=foreach)
+                step = dynamo.compiled(optimizer.step, backend="eager", fullgraph=False)[0]
+                averages = [0.0, 0.0]
+                for call in range(2):
+                    for k, parameter in enumerate(parameters):
+                        parameter.grad = torch.full((2,), 1.0 + rank.index + call + k, device=rank.device)
+                        dist.all_reduce(parameter.grad)
+                        total = sum(1.0 + i + call + k for i in range(rank.size))
+                        averages[k] = beta * averages[k] + (1 - beta) * total
+                    step()
+                found = [optimizer.state[parameter]["exp_avg"].tolist() for parameter in parameters]
+                if found != [[average] * 2 for average in averages]:
+                    wrong.append(f"{kind}, beta {beta}: {averages} expected, {found} found")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
