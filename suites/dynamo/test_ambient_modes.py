@@ -70,7 +70,8 @@ def test_autocast(world: World, backend: str) -> None:
             y = step(x, w)
         if trained:
             y.float().sum().backward()
-        return [str(y.dtype), y.tolist(), None if w.grad is None else w.grad.tolist()]
+        # a compiled backward casts as its forward was called; an uncompiled one casts as each operation was called
+        return [str(y.dtype), y.tolist(), None if w.grad is None or ambient else w.grad.tolist()]
 
     def body(rank: Rank) -> list[str]:
         wrong = []

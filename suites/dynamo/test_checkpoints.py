@@ -424,21 +424,24 @@ def test_options(world: World) -> None:
             return region(x, w, scale)
 
     def body(rank: Rank) -> None:
-        known = inspect.signature(checkpoint).parameters
-        for name, options in OPTIONS.items():
-            if not options.keys() <= {*known, "preserve_rng_state"}:
-                continue
-            wrapped = dynamo.checkpointed(Part(), **options)
+        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+        options = [each for each in OPTIONS.values() if each.keys() <= known]
+        wrapped = [dynamo.checkpointed(Part(), **each) for each in options]
 
-            def called(x: torch.Tensor, w: torch.Tensor, options: Any = options, wrapped: Any = wrapped) -> Any:
-                return checkpoint(region, x, w, use_reentrant=False, scale=4.0, **options) + wrapped(x, w, scale=2.0)
+        def called(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = x
+            for each, part in zip(options, wrapped, strict=True):
+                y = y + checkpoint(region, x, w, use_reentrant=False, scale=4.0, **each) + part(x, w, scale=2.0)
+            return y
 
-            found = []
-            x = dyadic(4, key=rank.index, dtype=torch.float32).to(rank.device)
-            for function in lambda x, w: region(x, w, 4.0) + region(x, w, 2.0), dynamo.compiled(called)[0]:
-                w = dyadic(4, key="w", dtype=torch.float32).to(rank.device).requires_grad_()
-                function(x, w).sum().backward()
-                found.append(w.grad)
-            assert_same(found[0], found[1], name)
+        x = dyadic(4, key=rank.index, dtype=torch.float32).to(rank.device)
+        found = []
+        for function in lambda x, w: x + len(options) * region(x, w, 6.0), dynamo.compiled(called)[0]:
+            w = dyadic(4, key="w", dtype=torch.float32).to(rank.device).requires_grad_()
+            y = function(x, w)
+            y.sum().backward()
+            found.append((y.detach(), w.grad))
+        for one, other in zip(*found, strict=True):
+            assert_same(one, other)
 
     world.run(body)

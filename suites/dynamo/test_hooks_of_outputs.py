@@ -44,33 +44,29 @@ OPERATIONS: dict[str, Callable[[torch.Tensor], Sequence[torch.Tensor]]] = {
 )
 @pytest.mark.world(2)
 def test_each_output(world: World) -> None:
-    """Hook each output alone, and all together; the hooks sum over ranks."""
+    """Hook the second output of each operation, or the others; the hooks sum over ranks."""
 
-    def trained(name: str, hooked: list[int], rank: Rank, *, compiles: bool) -> list[Any]:
-        x = torch.arange(6.0, device=rank.device, requires_grad=True)
-        seen: list[Any] = []
-
-        def hook(g: torch.Tensor) -> torch.Tensor:
-            return summed(g) * 2
-
-        outputs = OPERATIONS[name](x * 1)
-        for number in hooked:
-            if number < len(outputs):
-                outputs[number].register_hook(hook)
-        loss = torch.stack([(y * (3.0**n + rank.index)).sum() for n, y in enumerate(outputs)]).sum()
+    def trained(hooked: list[int], rank: Rank, *, compiles: bool) -> list[Any]:
+        inputs = [torch.arange(6.0, device=rank.device, requires_grad=True) for _ in OPERATIONS]
+        parts = []
+        for x, operation in zip(inputs, OPERATIONS.values(), strict=True):
+            for number, y in enumerate(operation(x * 1)):
+                if number in hooked:
+                    y.register_hook(lambda g: summed(g) * 2)
+                parts.append((y * (3.0**number + rank.index)).sum())
+        loss = torch.stack(parts).sum()
         with dynamo.compiled_backward("eager") if compiles else nullcontext():
             loss.backward()
-        assert x.grad is not None
-        return [*seen, x.grad.tolist()]
+        return [None if x.grad is None else x.grad.tolist() for x in inputs]
 
     def body(rank: Rank) -> list[str]:
         wrong = []
-        for name in OPERATIONS:
-            torch.compiler.reset()
-            for hooked in ([0], [1], [2], [0, 1, 2]):
-                right, found = (trained(name, hooked, rank, compiles=compiles) for compiles in (False, True))
-                if found != right:
-                    wrong.append(f"{name}, outputs {hooked}: {right} uncompiled, {found} compiled")
+        torch.compiler.reset()
+        for hooked in ([1], [0, 2]):
+            right, found = (trained(hooked, rank, compiles=compiles) for compiles in (False, True))
+            for name, one, other in zip(OPERATIONS, right, found, strict=True):
+                if one != other:
+                    wrong.append(f"{name}, outputs {hooked}: {one} uncompiled, {other} compiled")
         return wrong
 
     for wrong in world.run(body):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement
+from harness.stacks.collectives import functional
 
 SOURCE = "torch.compiler.set_stance"
 
@@ -277,7 +278,9 @@ class Doubled(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map float[n] to float[n]."""
-        return summed(x.clone(), x) * 2
+        y = x * 2
+        dist.all_reduce(y)
+        return y
 
 
 class Halved(torch.nn.Module):
@@ -285,18 +288,20 @@ class Halved(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map float[n] to float[n]."""
-        return summed(x.clone(), x) / 2
+        y = x / 2
+        dist.all_reduce(y)
+        return y
 
 
 ALIKE: dict[str, Callable[[], list[Any]]] = {
     "modules": lambda: [Doubled(), Halved()],
     "methods": lambda: [Doubled().forward, Halved().forward],
-    "lambdas": lambda: [
-        lambda x: summed(x.clone(), x) - 1,
-        lambda x: summed(x.clone(), x) - 2,
-    ],
+    "lambdas": lambda: (
+        [lambda x: functional.all_reduce(x + k, "sum", dist.group.WORLD) for k in range(1)]
+        + [lambda x: functional.all_reduce(x * 3, "sum", dist.group.WORLD)]
+    ),
 }
-"""Functions whose names are alike."""
+"""Functions whose names are alike, and that call no function of Python in common."""
 
 
 @requirement(
