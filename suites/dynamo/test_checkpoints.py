@@ -441,7 +441,7 @@ def test_options(world: World) -> None:
             y = function(x, w)
             y.sum().backward()
             found.append((y.detach(), w.grad))
-        for one, other in zip(*found, strict=True):
-            assert_same(one, other)
+        for what, one, other in zip(("results", "gradients"), *found, strict=True):
+            assert_same(one, other, what)
 
     world.run(body)

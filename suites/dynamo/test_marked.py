@@ -231,13 +231,6 @@ def _result(x: torch.Tensor) -> torch.Tensor:
     return y + 1
 
 
-def _pending(x: torch.Tensor) -> torch.Tensor:
-    y = x * 2
-    work: Any = dist.all_reduce(y, async_op=True)
-    work.wait()
-    return y + 1
-
-
 def _two_results(x: torch.Tensor) -> torch.Tensor:
     y, z = x * 2, x.sum(1)
     dynamo.graph_break()
@@ -250,7 +243,7 @@ def _collected(x: torch.Tensor) -> torch.Tensor:
     return y.sum(0) + x
 
 
-BROKEN = (_result, _pending, _two_results, _collected)
+BROKEN = (_result, _two_results, _collected)
 """Functions whose second graph is given results of the first."""
 
 
@@ -261,7 +254,7 @@ BROKEN = (_result, _pending, _two_results, _collected)
 )
 @pytest.mark.world(2)
 def test_breaks(world: World) -> None:
-    """Break the graph on purpose or by a collective that is waited for later; call with several sizes."""
+    """Break the graph between parts that use one result or two; call with several sizes, once with a backward."""
 
     def body(rank: Rank) -> None:
         for function in BROKEN:

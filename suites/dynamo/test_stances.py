@@ -295,11 +295,10 @@ class Halved(torch.nn.Module):
 
 ALIKE: dict[str, Callable[[], list[Any]]] = {
     "modules": lambda: [Doubled(), Halved()],
-    "methods": lambda: [Doubled().forward, Halved().forward],
-    "lambdas": lambda: (
-        [lambda x: functional.all_reduce(x + k, "sum", dist.group.WORLD) for k in range(1)]
-        + [lambda x: functional.all_reduce(x * 3, "sum", dist.group.WORLD)]
-    ),
+    "lambdas": lambda: [
+        lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD),
+        lambda x: functional.all_reduce(x * 3, "sum", dist.group.WORLD),
+    ],
 }
 """Functions whose names are alike, and that call no function of Python in common."""
 
