@@ -43,6 +43,7 @@ __all__ = [
     "JOINED_SUMS",
     "ON_ONE_RANK",
     "REFUSED",
+    "REFUSES_BREAKS",
     "STACK",
     "Explained",
     "GraphCounter",
@@ -86,6 +87,9 @@ BUCKET_MODES = "torch._inductor.config.bucket_all_gathers_bucket_mode"
 
 JOINED_SUMS = "torch._inductor.config.dedup_reduce_scatters"
 """The name in PyTorch without which Inductor can't join reduce-scatters that are added, for ``needs(torch=)``."""
+
+REFUSES_BREAKS = "torch._dynamo.error_on_graph_break"
+"""The name in PyTorch of :data:`breaks_refused`, for ``@pytest.mark.needs(torch=)``."""
 
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""

@@ -99,7 +99,7 @@ CASES: dict[Callable[[torch.Tensor], torch.Tensor], bool] = {
     "error_on_graph_break refuses graph breaks of collectives in its own block or function only.",
     source="torch._dynamo.error_on_graph_break",
 )
-@pytest.mark.needs(torch="torch._dynamo.error_on_graph_break")
+@pytest.mark.needs(torch=dynamo.REFUSES_BREAKS)
 @pytest.mark.world(2)
 def test_blocks(world: World) -> None:
     """Break the graph in, before and after blocks and functions that refuse it, and in blocks that allow it again."""
