@@ -97,7 +97,7 @@ CASES: dict[Callable[[torch.Tensor], torch.Tensor], bool] = {
 @requirement(
     "DYN-BREAK-5000",
     "error_on_graph_break refuses graph breaks of collectives in its own block or function only.",
-    source="torch._dynamo.error_on_graph_break",
+    source="torch/_dynamo/decorators.py: error_on_graph_break",
 )
 @pytest.mark.needs(torch=dynamo.REFUSES_BREAKS)
 @pytest.mark.world(2)
