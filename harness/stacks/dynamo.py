@@ -43,6 +43,7 @@ __all__ = [
     "JOINED_SUMS",
     "ON_ONE_RANK",
     "REFUSED",
+    "REFUSES_BREAKS",
     "STACK",
     "Explained",
     "GraphCounter",
@@ -50,6 +51,7 @@ __all__ = [
     "apply",
     "at_end_of_backward",
     "attention_backends",
+    "breaks_refused",
     "budget",
     "cache_counts",
     "cached_as",
@@ -86,6 +88,9 @@ BUCKET_MODES = "torch._inductor.config.bucket_all_gathers_bucket_mode"
 JOINED_SUMS = "torch._inductor.config.dedup_reduce_scatters"
 """The name in PyTorch without which Inductor can't join reduce-scatters that are added, for ``needs(torch=)``."""
 
+REFUSES_BREAKS = "torch._dynamo.error_on_graph_break"
+"""The name in PyTorch of :data:`breaks_refused`, for ``@pytest.mark.needs(torch=)``."""
+
 COMPILES_MESSAGES = "torch._dynamo.config.enable_p2p_compilation"
 """The name in PyTorch without which isend and irecv can't be in graphs, for ``@pytest.mark.needs(torch=)``."""
 
@@ -104,6 +109,9 @@ REFUSED = torch._dynamo.exc.Unsupported
 
 without_subclasses: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which subclasses of tensors do not override functions."""
+
+breaks_refused: Any = getattr(torch._dynamo, "error_on_graph_break", None)
+"""A context or decorator in which graph breaks raise an error, or are allowed again; None where PyTorch has it not."""
 
 without_functions: Any = torch._C.DisableTorchFunction
 """A context in which neither subclasses of tensors nor modes override functions."""

@@ -291,6 +291,7 @@ def test_order_of_hooks(world: World) -> None:
         for captured in (False, True):
             torch.compiler.reset()
             order: list[str] = []
+            kept: list[Any] = []
             layers = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).to(rank.device)
 
             def noted(name: str, order: list[str] = order) -> Callable[..., None]:
@@ -299,6 +300,10 @@ def test_order_of_hooks(world: World) -> None:
             for name, parameter in layers.named_parameters():
                 parameter.register_post_accumulate_grad_hook(noted(f"{name} accumulated"))
                 parameter.register_hook(noted(f"gradient of {name}"))
+                node = _accumulator(parameter)
+                node.register_hook(noted(f"after accumulation of {name}"))
+                node.register_prehook(noted(f"before accumulation of {name}"))
+                kept.append(node)
             for name, part in layers.named_children():
                 part.register_full_backward_hook(noted(f"after {name}"))
             result = layers(torch.ones(2, 3, device=rank.device))

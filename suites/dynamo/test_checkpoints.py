@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -445,5 +446,56 @@ def test_regions(world: World) -> None:
                 function(x, equal_first=equal_first).backward()
                 found.append(x.grad)
             assert_same(found[0], found[1], f"equal gradients first: {equal_first}")
+
+    world.run(body)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "determinism_check": {"determinism_check": "none"},
+    "default check": {"determinism_check": "default"},
+    "preserve_rng_state": {"preserve_rng_state": False},
+    "early_stop": {"early_stop": False},
+    "debug": {"debug": False},
+    "several": {"preserve_rng_state": True, "determinism_check": "none", "debug": False},
+}
+"""Options of checkpoint, beside a keyword argument of the region."""
+
+
+@requirement(
+    "DYN-CKPT-5000",
+    "Compiled code takes each option of checkpoint beside keyword arguments of the region, and has its gradients.",
+    source="torch.utils.checkpoint.checkpoint: preserve_rng_state, determinism_check, debug, early_stop, kwargs",
+)
+@pytest.mark.world(2)
+def test_options(world: World) -> None:
+    """Give each option to checkpoint and to checkpoint_wrapper, around a collective."""
+
+    def region(x: torch.Tensor, w: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return COLLECTIVES["all_reduce"](x * w) * w * scale
+
+    class Part(nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return region(x, w, scale)
+
+    def body(rank: Rank) -> None:
+        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state"}
+        options = [each for each in OPTIONS.values() if each.keys() <= known]
+        wrapped = [dynamo.checkpointed(Part(), **each) for each in options]
+
+        def called(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = x
+            for each, part in zip(options, wrapped, strict=True):
+                y = y + checkpoint(region, x, w, use_reentrant=False, scale=4.0, **each) + part(x, w, scale=2.0)
+            return y
+
+        x = dyadic(4, key=rank.index, dtype=torch.float32).to(rank.device)
+        found = []
+        for function in lambda x, w: x + len(options) * region(x, w, 6.0), dynamo.compiled(called)[0]:
+            w = dyadic(4, key="w", dtype=torch.float32).to(rank.device).requires_grad_()
+            y = function(x, w)
+            y.sum().backward()
+            found.append((y.detach(), w.grad))
+        for what, one, other in zip(("results", "gradients"), *found, strict=True):
+            assert_same(one, other, what)
 
     world.run(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -185,5 +186,56 @@ def test_changed(world: World) -> None:
                 what = f"{function.__name__.strip('_')}: call {call} with {value}"
                 assert_same(function(x, value) + 0, compiled(x, value), what)
                 assert counter.graphs <= min(call + 1, len(values)), what
+
+    world.run(body)
+
+
+def _later_operation(x: torch.Tensor) -> Tensors:
+    largest = partial(dist.all_reduce, op=MAX)
+    out = [x + k for k in range(4)]
+    largest(out[0])
+    largest(out[1], op=SUM)
+    partial(largest, op=MIN)(out[2])
+    partial(largest, out[3])(op=SUM)
+    return out
+
+
+def _later_name(x: torch.Tensor) -> Tensors:
+    reduce = partial(functional.all_reduce, x, group=dist.group.WORLD, reduceOp="max")
+    return [reduce() + 0, reduce(reduceOp="sum") + 0, reduce(reduceOp="min", group=dist.group.WORLD) + 0]
+
+
+def _later_dimension(x: torch.Tensor) -> Tensors:
+    gather = partial(functional.all_gather_tensor, gather_dim=0, group=dist.group.WORLD)
+    return [gather(x) + 0, gather(x, gather_dim=1) + 0, partial(gather, gather_dim=1)(x) + 0]
+
+
+def _later_keyword(x: torch.Tensor) -> Tensors:
+    def scaled(x: torch.Tensor, *, scale: float = 1.0, **more: float) -> torch.Tensor:
+        return functional.all_reduce(x * scale, "sum", dist.group.WORLD) + sum(more.values())
+
+    call = partial(scaled, scale=2.0, shift=1.0)
+    return [call(x), call(x, scale=3.0), call(x, shift=5.0, further=7.0), partial(call, shift=2.0)(x, scale=4.0)]
+
+
+# before 2.13, Dynamo does not trace gathering along columns
+PARTIALS = (_later_operation, _later_name, _later_keyword, *(() if runs_with("<2.13") else (_later_dimension,)))
+
+
+@requirement(
+    "DYN-CALL-5000",
+    "In compiled code, keywords in the call of a functools.partial extend or override those that it was made with.",
+    source="functools.partial: 'they extend and override keywords'; torch.compile",
+)
+@pytest.mark.world(2)
+def test_partials(world: World) -> None:
+    """Override operations, dimensions and keywords of a function's own in calls, and in partials of partials."""
+
+    def body(rank: Rank) -> None:
+        for function in PARTIALS:
+            compiled = dynamo.compiled(function)[0]
+            x = dyadic(4, 2, key=rank.index, dtype=torch.float32).to(rank.device)
+            for number, (right, result) in enumerate(zip(function(x), compiled(x), strict=True)):
+                assert_same(right, result, f"{function.__name__.strip('_')}, result {number}")
 
     world.run(body)

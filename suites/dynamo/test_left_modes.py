@@ -224,6 +224,9 @@ BROKEN = MODES | {
     **({} if runs_with("<2.13") else {"function mode": lambda device: Subtracting()}),
     "enable_grad": lambda device: torch.enable_grad(),
     "set_grad_enabled": lambda device: torch.set_grad_enabled(False),
+    "autocast to float16": lambda device: torch.autocast(device, dtype=torch.float16),
+    "no autocast": lambda device: torch.autocast(device, enabled=False),
+    "no autocast to bfloat16": lambda device: torch.autocast(device, torch.bfloat16, False, False),
 }
 """Modes that hold on both sides of a graph break."""
 
@@ -253,10 +256,11 @@ def test_graph_breaks(world: World, mode: str) -> None:
         x = torch.full((2, 2), float(rank.index + 1), device=rank.device)
         w = torch.full((2, 2), 1.5, device=rank.device, requires_grad=True)
         compiled, _ = dynamo.compiled(step, backend="eager", fullgraph=False)
-        right, *found = [
-            [(str(y.dtype), y.requires_grad, y.tolist()) for y in function(x, w)]
-            for function in (step, compiled, compiled)
-        ]
+        with torch.autocast(rank.device.type, torch.bfloat16, enabled=mode.startswith("no autocast")):
+            right, *found = [
+                [(str(y.dtype), y.requires_grad, y.tolist()) for y in function(x, w)]
+                for function in (step, compiled, compiled)
+            ]
         assert found == [right, right]
 
     world.run(body)

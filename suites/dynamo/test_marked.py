@@ -223,3 +223,55 @@ def test_unbacked_products(world: World) -> None:
                 assert counter.graphs == 1, what
 
     world.run(body)
+
+
+def _result(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    dynamo.graph_break()
+    return y + 1
+
+
+def _two_results(x: torch.Tensor) -> torch.Tensor:
+    y, z = x * 2, x.sum(1)
+    dynamo.graph_break()
+    return y + z[:, None]
+
+
+def _collected(x: torch.Tensor) -> torch.Tensor:
+    y = functional.all_gather_tensor(x, 0, dist.group.WORLD) * 2
+    dynamo.graph_break()
+    return y.sum(0) + x
+
+
+BROKEN = (_result, _two_results, _collected)
+"""Functions whose second graph is given results of the first."""
+
+
+@requirement(
+    "DYN-MARK-5000",
+    "A dimension that mark_dynamic has marked remains dynamic after a graph break, in results of the graph before it.",
+    source="torch._dynamo.mark_dynamic; torch.compile: fullgraph=False",
+)
+@pytest.mark.world(2)
+def test_breaks(world: World) -> None:
+    """Break the graph between parts that use one result or two; call with several sizes, once with a backward."""
+
+    def body(rank: Rank) -> None:
+        for function in BROKEN:
+            backward = function is _two_results
+            compiled, counter = dynamo.compiled(function, fullgraph=False)
+            for shape in SHAPES[0]:
+                found = []
+                for run in function, compiled:
+                    x = dyadic(*shape, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_(backward)
+                    y = run(dynamo.marked("dynamic", x, 0))
+                    if backward:
+                        y.sum().backward()
+                    found.append((y.detach(), x.grad))
+                for one, other in zip(*found, strict=True):
+                    assert (one is None) == (other is None)
+                    if one is not None and other is not None:
+                        assert_same(one, other, f"{function.__name__.strip('_')}, {shape}")
+            assert counter.graphs == 2, function.__name__.strip("_")
+
+    world.run(body)

@@ -54,3 +54,45 @@ def test_gradients(world: World, name: str) -> None:
         assert trained(rank, compiles=True) == trained(rank, compiles=False)
 
     world.run(body)
+
+
+AVERAGING: tuple[tuple[Callable[..., torch.optim.Optimizer], float], ...] = (
+    (torch.optim.Adam, 0.5),
+    (torch.optim.AdamW, 0.0),
+    (torch.optim.NAdam, 0.25),
+    (torch.optim.Adamax, 0.75),
+)
+"""Optimizers with first betas on both sides of one half, for which averages of small whole numbers are exact."""
+
+
+@requirement(
+    "DYN-OPTIMIZER-5000",
+    "A compiled step averages gradients by each first beta, whether its optimizer works with foreach or not.",
+    source="torch.optim.Adam: betas, foreach; tutorial: Compiling the optimizer with torch.compile",
+)
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
+@pytest.mark.world(2)
+def test_averages(world: World, foreach: bool) -> None:
+    """Step twice with sums of gradients over ranks, and read the averages; without foreach, of the first optimizer."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for kind, beta in AVERAGING if foreach else AVERAGING[:1]:
+            parameters = [nn.Parameter(torch.full((2,), 2.0**k, device=rank.device)) for k in range(2)]
+            optimizer = kind(parameters, lr=0.5, betas=(beta, 0.5), foreach=foreach)
+            step = dynamo.compiled(optimizer.step, backend="eager", fullgraph=False)[0]
+            averages = [0.0, 0.0]
+            for call in range(2):
+                for k, parameter in enumerate(parameters):
+                    parameter.grad = torch.full((2,), 1.0 + rank.index + call + k, device=rank.device)
+                    dist.all_reduce(parameter.grad)
+                    total = sum(1.0 + i + call + k for i in range(rank.size))
+                    averages[k] = beta * averages[k] + (1 - beta) * total
+                step()
+            found = [optimizer.state[parameter]["exp_avg"].tolist() for parameter in parameters]
+            if found != [[average] * 2 for average in averages]:
+                wrong.append(f"{kind}, beta {beta}: {averages} expected, {found} found")
+        return wrong
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)

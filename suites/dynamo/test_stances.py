@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement
+from harness.stacks.collectives import functional
 
 SOURCE = "torch.compiler.set_stance"
 
@@ -270,3 +271,58 @@ def test_few_guards(world: World, way: str) -> None:
         return backend.counts
 
     assert world.run(body) == [(1, 2)] * world.size
+
+
+class Doubled(torch.nn.Module):
+    """Doubles the sum over ranks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[n] to float[n]."""
+        y = x * 2
+        dist.all_reduce(y)
+        return y
+
+
+class Halved(torch.nn.Module):
+    """Halves the sum over ranks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[n] to float[n]."""
+        y = x / 2
+        dist.all_reduce(y)
+        return y
+
+
+ALIKE: dict[str, Callable[[], list[Any]]] = {
+    "modules": lambda: [Doubled(), Halved()],
+    "lambdas": lambda: [
+        lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD),
+        lambda x: functional.all_reduce(x * 3, "sum", dist.group.WORLD),
+    ],
+}
+"""Functions whose names are alike, and that call no function of Python in common."""
+
+
+@requirement(
+    "DYN-STANCE-5000",
+    "With the stance eager_then_compile, the first call of each function is not compiled, whatever ran before.",
+    source=f"{SOURCE}: eager_then_compile",
+)
+@pytest.mark.world(2)
+def test_first_calls(world: World) -> None:
+    """Call functions of one name in turn with three sizes; from the second on, each has one graph for all."""
+
+    def body(rank: Rank) -> None:
+        for kind, make in ALIKE.items():
+            torch.compiler.reset()
+            functions = make()
+            backends = [Backend() for _ in functions]
+            calls = [torch.compile(f, backend=backend) for f, backend in zip(functions, backends, strict=True)]
+            with torch.compiler.set_stance("eager_then_compile"):
+                for number, size in enumerate((3, 4, 5)):
+                    for function, call in zip(functions, calls, strict=True):
+                        x = torch.full((size,), rank.index + 1.0, device=rank.device)
+                        assert call(x).tolist() == function(x).tolist(), kind
+                    assert [backend.counts for backend in backends] == [(min(number, 1), number)] * 2, (kind, number)
+
+    world.run(body)
