@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     offload_wrapper,
 )
 from torch.nn import attention
+from torch.utils import _runtime_estimation
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
@@ -69,6 +71,7 @@ __all__ = [
     "inflight_inputs",
     "marked",
     "on_one_rank",
+    "overlapping",
     "parameters",
     "parts",
     "python_reducer",
@@ -226,6 +229,26 @@ def inductor_options(options: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Return a context in which Inductor has these options, by their names in ``torch._inductor.config``."""
     context: AbstractContextManager[Any] = torch._inductor.config.patch(dict(options))
     return context
+
+
+@contextmanager
+def overlapping(options: Mapping[str, Any], times: Callable[[str], float] | None = None) -> Iterator[None]:
+    """Let Inductor move collectives over independent computation, in a context.
+
+    Args:
+        options: of ``torch._inductor.config.aten_distributed_optimizations``, by their names there.
+        times: the milliseconds that an operator takes, by its name. A collective without data takes none, so that
+            collectives in one bucket take as long as they do alone.
+
+    An accelerator's speed, which Inductor asks Triton for, is 1 GB/s and 1 TFLOPS, so that ranks without one agree.
+    """
+    names = {"enable_overlap_scheduling": True, **options}
+    if times is not None:
+        names["custom_runtime_estimation"] = lambda node, size=None: times(str(node.target)) if size != 0 else 0.0
+    chosen = {f"aten_distributed_optimizations.{name}": value for name, value in names.items()}
+    speeds = {"get_gpu_dram_gbps": lambda: 1, "get_device_tflops": lambda dtype: 1}
+    with patch.multiple(_runtime_estimation, **speeds), inductor_options(chosen):
+        yield
 
 
 def inflight_inputs(*value: bool) -> AbstractContextManager[Any]:
