@@ -149,10 +149,170 @@ def test_overlap_and_buckets(world: World) -> None:
     assert first == second
 
 
-def trained(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
-    """Gather each weight in bfloat16 where it is needed, so that its gradient is reduced and scattered."""
+def mixed(x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor) -> Tensors:
+    """Launch collectives of all kinds: some hidden by no product, some that need another's result, some for the end."""
+    group = dist.group.WORLD
+    a, b, c, d = weights
+    first = x @ functional.all_gather_tensor(a, 0, group)
+    inner = functional.all_gather_tensor((y @ x)[:2], 0, group)
+    second = first @ functional.all_gather_tensor(b.bfloat16(), 0, group).float()
+    third = second @ (functional.all_gather_tensor(functional.all_reduce(c, "sum", group), 0, group) + inner)
+    parts = [functional.reduce_scatter_tensor(t, "sum", 0, group) for t in (first, y, second)]
+    moved = functional.all_to_all_single(third, None, None, group)
+    end = moved @ functional.all_gather_tensor(d, 0, group)
+    return [end, *parts, functional.all_reduce(second, "max", group), functional.all_reduce(y, "max", group)]
+
+
+KINDS: list[tuple[float, Options]] = [
+    (2, {"enable_fusion_regions": False}),
+    (2, {"collective_bucketing": True, "bucket_mode": "custom_ops_multidtype"}),
+    (0, {"collective_bucketing": True, "bucket_mode": "coalesced", "bucket_exposed_first": True}),
+    (0, {"collective_bucketing": True, "prioritize_bucketing_during_scheduling": False}),
+]
+"""Milliseconds of a product, and options."""
+
+
+@requirement(
+    "DYN-PASS-5062",
+    "Overlap scheduling and its buckets keep the results of uncompiled code, and the order of collectives is the same "
+    "on every rank.",
+    source=SOURCE,
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
+@pytest.mark.world(2, timeout=120)
+def test_kinds(world: World) -> None:
+    """Launch twelve collectives alone or in buckets, where products hide two collectives or none."""
+
+    def body(rank: Rank) -> list[list[str]]:
+        given = drawn(rank, (SIZE, SIZE), (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 4)
+        launched = [scheduled(mixed, given, options, times(product)).launched() for product, options in KINDS]
+        assert len(launched[0]) == 12
+        for (product, options), names in zip(KINDS, launched, strict=True):
+            if product == 0:
+                counts = [sum(kind in name for name in names) for kind in ("reduce_scatter", "all_reduce")]
+                assert counts == [1, 2], f"{counts} reduce-scatters and all-reduces with {options}"
+        return launched
+
+    first, second = world.run(body)
+    assert first == second
+
+
+def sharded(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
+    """Gather each weight in bfloat16 where it is needed, and reduce what would be gradients of shards and of wholes."""
+    group = dist.group.WORLD
+    results = []
     for weight in weights:
-        x = x @ functional.all_gather_tensor_autograd(weight.bfloat16(), 0, dist.group.WORLD).float()
-    return [x]
+        x = x @ functional.all_gather_tensor(weight.bfloat16(), 0, group).float()
+        results.append(functional.reduce_scatter_tensor(x, "sum", 0, group))
+        results.append(functional.all_reduce(x[0], "sum", group))
+    return [functional.all_gather_tensor(x + weights[0].sum(), 0, group), *results]
 
 
+LAYER = 2 * SIZE * SIZE / 2**20
+"""The size in MiB of a gathered weight in bfloat16."""
+
+
+@requirement(
+    "DYN-PASS-5063",
+    "Before it schedules, Inductor fills buckets up to a size with gathers of parameters, and with reductions in their "
+    "group whose results are returned.",
+    source=f"{SOURCE}.pre_bucketing_fsdp_collectives, pre_bucketing_fsdp_collectives_bucket_cap_mb",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
+@pytest.mark.world(2, timeout=120)
+def test_shards(world: World) -> None:
+    """Use buckets of any size, of no weight and of two, for four weights and a gather that is of no parameter."""
+    cap = "pre_bucketing_fsdp_collectives_bucket_cap_mb"
+    cases: list[tuple[Options, list[int]]] = [
+        ({}, [2, 1, 1]),
+        ({cap: 0.0}, [5, 4, 4]),
+        ({cap: 2.5 * LAYER, "bucket_mode": "custom_ops"}, [3, 4, 1]),
+        ({cap: 5 * LAYER, "bucket_mode": "custom_ops"}, [2, 2, 1]),
+    ]
+
+    def body(rank: Rank) -> list[list[str]]:
+        given = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 4)
+        launched = []
+        for options, counts in cases:
+            options = {"pre_bucketing_fsdp_collectives": True, **options}
+            launched.append(scheduled(sharded, given, options, times(1)).launched())
+            kinds = ("all_gather", "reduce_scatter", "all_reduce")
+            assert [sum(kind in name for name in launched[-1]) for kind in kinds] == counts, (options, launched[-1])
+        return launched
+
+    first, second = world.run(body)
+    assert first == second
+
+
+def trained(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Gather each weight where it is needed, so that its gradient is reduced and scattered."""
+    for weight in weights:
+        x = x @ functional.all_gather_tensor_autograd(weight, 0, dist.group.WORLD)
+    return x
+
+
+@requirement(
+    "DYN-PASS-5065",
+    "Overlap scheduling and its buckets keep gradients, and the order of collectives in the backward is the same on "
+    "every rank.",
+    source=SOURCE,
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
+@pytest.mark.world(2, timeout=120)
+def test_gradients(world: World) -> None:
+    """Train three weights that are gathered, with the reduce-scatters of the backward alone or in a bucket."""
+
+    def body(rank: Rank) -> list[list[str]]:
+        x, *weights = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 3)
+        for weight in weights:
+            weight.requires_grad_()
+        trained(x, *weights).sum().backward()
+        right = [weight.grad for weight in weights]
+        launched = []
+        for product, bucketing, count in ((1.0, False, 3), (0.0, True, 1)):
+            torch.compiler.reset()
+            tracer = Tracer("inductor passes")
+            function: Any = torch.compile(trained, backend=tracer, fullgraph=True)
+            for weight in weights:
+                weight.grad = None
+            pending = unwaited()
+            with dynamo.overlapping({**APART, "collective_bucketing": bucketing}, times(product)):
+                function(x, *weights).sum().backward()
+            assert unwaited() == pending
+            for number, (gradient, weight) in enumerate(zip(right, weights, strict=True)):
+                assert gradient is not None and weight.grad is not None
+                assert_same(gradient, weight.grad, f"gradient {number}, bucketing {bucketing}")
+            launched.append(tracer.launched())
+            assert sum("reduce_scatter" in name for name in launched[-1]) == count, launched[-1]
+        return launched
+
+    first, second = world.run(body)
+    assert first == second
+
+
+@requirement(
+    "DYN-PASS-5064",
+    "With spmd_check, Inductor raises on every rank or warns, as spmd_mismatch says, if the ranks' graphs differ.",
+    source=f"{SOURCE}.spmd_check, spmd_mismatch",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
+@pytest.mark.world(2, timeout=120)
+def test_differing_graphs(world: World) -> None:
+    """Rank 1 multiplies once more, or ranks have the same graph."""
+
+    def body(rank: Rank) -> None:
+        def code(x: torch.Tensor) -> Tensors:
+            for _ in range(rank.index if differ else 1):
+                x = x @ x
+            return [functional.all_reduce(x, "sum", dist.group.WORLD)]
+
+        given = drawn(rank, (SIZE, SIZE))
+        for differ, mismatch in ((False, "error"), (True, "warn"), (True, "error")):
+            options = {"spmd_check": True, "spmd_mismatch": mismatch}
+            if differ and mismatch == "error":
+                with pytest.raises(Exception, match=r"(?s)SPMD.*spmd_mismatch"):
+                    scheduled(code, given, options, times(1))
+            else:
+                scheduled(code, given, options, times(1))
+
+    world.run(body)
