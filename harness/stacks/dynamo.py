@@ -246,8 +246,11 @@ def overlapping(options: Mapping[str, Any], times: Callable[[str], float] | None
     if times is not None:
         names["custom_runtime_estimation"] = lambda node, size=None: times(str(node.target)) if size != 0 else 0.0
     chosen = {f"aten_distributed_optimizations.{name}": value for name, value in names.items()}
-    speeds = {"get_gpu_dram_gbps": lambda: 1, "get_device_tflops": lambda dtype: 1}
-    with patch.multiple(_runtime_estimation, **speeds), inductor_options(chosen):
+    with (
+        patch.object(_runtime_estimation, "get_gpu_dram_gbps", lambda: 1),
+        patch.object(_runtime_estimation, "get_device_tflops", lambda dtype: 1),
+        inductor_options(chosen),
+    ):
         yield
 
 

@@ -6,6 +6,8 @@ operator takes, so that what overlaps does not depend on the machine.
 
 from __future__ import annotations
 
+import functools
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -197,15 +199,20 @@ def test_kinds(world: World) -> None:
     assert first == second
 
 
-def sharded(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
-    """Gather each weight in bfloat16 where it is needed, and reduce what would be gradients of shards and of wholes."""
+def sharded(other: Any, x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
+    """Gather each weight in bfloat16 where it is needed, and reduce what would be gradients of shards and of wholes.
+
+    A gather of no parameter, the reduction whose result is used, and collectives of another group do not belong there.
+    """
     group = dist.group.WORLD
-    results = []
+    results = [functional.all_gather_tensor(x + weights[0].sum(), 0, other)]
+    results += [functional.all_reduce(x + number, "sum", other) for number in range(2)]
     for weight in weights:
         x = x @ functional.all_gather_tensor(weight.bfloat16(), 0, group).float()
         results.append(functional.reduce_scatter_tensor(x, "sum", 0, group))
         results.append(functional.all_reduce(x[0], "sum", group))
-    return [functional.all_gather_tensor(x + weights[0].sum(), 0, group), *results]
+    used = functional.reduce_scatter_tensor(x * 2, "sum", 0, group) * x[: SIZE // 2]
+    return [functional.all_gather_tensor(x + weights[0].sum(), 0, group), used, *results]
 
 
 LAYER = 2 * SIZE * SIZE / 2**20
@@ -221,21 +228,22 @@ LAYER = 2 * SIZE * SIZE / 2**20
 @pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_shards(world: World) -> None:
-    """Use buckets of any size, of no weight and of two, for four weights and a gather that is of no parameter."""
+    """Use buckets of any size, of no weight and of two, for four weights; the rest must stay alone."""
     cap = "pre_bucketing_fsdp_collectives_bucket_cap_mb"
     cases: list[tuple[Options, list[int]]] = [
-        ({}, [2, 1, 1]),
-        ({cap: 0.0}, [5, 4, 4]),
-        ({cap: 2.5 * LAYER, "bucket_mode": "custom_ops"}, [3, 4, 1]),
-        ({cap: 5 * LAYER, "bucket_mode": "custom_ops"}, [2, 2, 1]),
+        ({}, [3, 2, 3]),
+        ({cap: 0.0}, [6, 5, 6]),
+        ({cap: 2.5 * LAYER, "bucket_mode": "custom_ops"}, [4, 5, 3]),
+        ({cap: 5 * LAYER, "bucket_mode": "custom_ops"}, [3, 3, 3]),
     ]
 
     def body(rank: Rank) -> list[list[str]]:
         given = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 4)
+        code = functools.partial(sharded, dist.new_group([0, 1]))
         launched = []
         for options, counts in cases:
             options = {"pre_bucketing_fsdp_collectives": True, **options}
-            launched.append(scheduled(sharded, given, options, times(1)).launched())
+            launched.append(scheduled(code, given, options, times(1)).launched())
             kinds = ("all_gather", "reduce_scatter", "all_reduce")
             assert [sum(kind in name for name in launched[-1]) for kind in kinds] == counts, (options, launched[-1])
         return launched
@@ -280,7 +288,8 @@ def test_gradients(world: World) -> None:
                 function(x, *weights).sum().backward()
             assert unwaited() == pending
             for number, (gradient, weight) in enumerate(zip(right, weights, strict=True)):
-                assert gradient is not None and weight.grad is not None
+                assert gradient is not None
+                assert weight.grad is not None
                 assert_same(gradient, weight.grad, f"gradient {number}, bucketing {bucketing}")
             launched.append(tracer.launched())
             assert sum("reduce_scatter" in name for name in launched[-1]) == count, launched[-1]
@@ -314,5 +323,41 @@ def test_differing_graphs(world: World) -> None:
                     scheduled(code, given, options, times(1))
             else:
                 scheduled(code, given, options, times(1))
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-PASS-5066",
+    "Inductor's code launches collectives before the products that hide them, and waits for them after, as scheduled.",
+    source=f"{SOURCE}.insert_overlap_deps",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
+@pytest.mark.world(2, timeout=180)
+def test_order_in_code(world: World) -> None:
+    """Compare the order of what Inductor generates code for with the order of the graph after the passes."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        given = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 4)
+        line = timeline(scheduled(layers, given, {"insert_overlap_deps": False}, times(1)))
+        right = layers(*given)[0]
+        kinds = list[str]()
+
+        def seen(nodes: list[Any]) -> list[Any]:
+            kinds.extend(type(node.node).__name__ for node in nodes)
+            return list(nodes)
+
+        reorder = {"reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": [seen]}
+        with (
+            dynamo.cached_as(f"{tag} {rank.index}"),
+            dynamo.inductor_options(reorder),
+            dynamo.overlapping(APART, times(1)),
+        ):
+            (result,) = dynamo.compiled(layers, backend="inductor")[0](*given)
+        assert_same(right + 0, result + 0, "the product")
+        letters = {"Collective": "l", "Wait": "w", "Extern": "p"}
+        assert line == "".join(next(to for part, to in letters.items() if part in kind) for kind in kinds)
 
     world.run(body)
