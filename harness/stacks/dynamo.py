@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
@@ -246,11 +246,11 @@ def overlapping(options: Mapping[str, Any], times: Callable[[str], float] | None
     if times is not None:
         names["custom_runtime_estimation"] = lambda node, size=None: times(str(node.target)) if size != 0 else 0.0
     chosen = {f"aten_distributed_optimizations.{name}": value for name, value in names.items()}
-    with (
-        patch.object(_runtime_estimation, "get_gpu_dram_gbps", lambda: 1),
-        patch.object(_runtime_estimation, "get_device_tflops", lambda dtype: 1),
-        inductor_options(chosen),
-    ):
+    with ExitStack() as stack:
+        for name in ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops"):  # the second since 2.15
+            if hasattr(_runtime_estimation, name):
+                stack.enter_context(patch.object(_runtime_estimation, name, lambda *_, **__: 1))
+        stack.enter_context(inductor_options(chosen))
         yield
 
 

@@ -358,6 +358,6 @@ def test_order_in_code(world: World) -> None:
             (result,) = dynamo.compiled(layers, backend="inductor")[0](*given)
         assert_same(right + 0, result + 0, "the product")
         letters = {"Collective": "l", "Wait": "w", "Extern": "p"}
-        assert line == "".join(next(to for part, to in letters.items() if part in kind) for kind in kinds)
+        assert line == "".join(next((to for part, to in letters.items() if part in kind), "") for kind in kinds)
 
     world.run(body)
