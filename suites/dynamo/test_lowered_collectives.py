@@ -44,7 +44,7 @@ def test_results(world: World) -> None:
                 functional.all_reduce(x.t(), "sum", group),
                 functional.all_gather_tensor(x, 0, group),
                 functional.all_gather_tensor(x[2], 0, group),
-                functional.reduce_scatter_tensor(x.t(), "max", 0, group),
+                functional.reduce_scatter_tensor(x, "max", 1, group),
                 functional.all_to_all_single(x[0], received, sent, group),
                 functional.broadcast(x[1], 1, group),
                 *functional.all_reduce_coalesced([x[1], x], "sum", group),
