@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.device_mesh as device_mesh
@@ -176,11 +176,22 @@ def graph(module: GraphModule) -> Graph:
 
 
 def _operator(node: Node) -> Operator:
+    node = _ordered(node)
     target = node.target
     name = str(target) if isinstance(target, str | torch._ops.OpOverload) else getattr(target, "__name__", str(target))
     value = node.meta.get("example_value", node.meta.get("val"))
     constants = tuple(str(a) for a in node.args if not isinstance(a, Node | list | tuple))
     return Operator(name, constants, _shape(value))
+
+
+def _ordered(node: Node) -> Node:
+    """Return the call itself of a node that Inductor has tied to a place after other nodes."""
+    if getattr(node.target, "__name__", "") != "control_deps":
+        return node
+    module, name = node.graph.owning_module, node.args[1]
+    assert module is not None and isinstance(name, Node)
+    (call,) = (n for n in getattr(module, str(name.target)).graph.nodes if n.op == "call_function")
+    return cast(Node, call)
 
 
 def _shape(value: Any) -> str:
