@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
-from unittest.mock import patch
 
 import msgspec
 import torch
@@ -27,7 +26,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     offload_wrapper,
 )
 from torch.nn import attention
-from torch.utils import _runtime_estimation
 
 from harness.oracles.baseline import Tensors, plain_gradients, plain_parameters
 from harness.specs.program import Compile, Hooked
@@ -73,7 +71,6 @@ __all__ = [
     "inflight_inputs",
     "marked",
     "on_one_rank",
-    "overlapping",
     "parameters",
     "parts",
     "python_reducer",
@@ -237,29 +234,6 @@ def inductor_options(options: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Return a context in which Inductor has these options, by their names in ``torch._inductor.config``."""
     context: AbstractContextManager[Any] = torch._inductor.config.patch(dict(options))
     return context
-
-
-@contextmanager
-def overlapping(options: Mapping[str, Any], times: Callable[[str], float] | None = None) -> Iterator[None]:
-    """Let Inductor move collectives over independent computation, in a context.
-
-    Args:
-        options: of ``torch._inductor.config.aten_distributed_optimizations``, by their names there.
-        times: the milliseconds that an operator takes, by its name. A collective without data takes none, so that
-            collectives in one bucket take as long as they do alone.
-
-    An accelerator's speed, which Inductor asks Triton for, is 1 GB/s and 1 TFLOPS, so that ranks without one agree.
-    """
-    names = {"enable_overlap_scheduling": True, **options}
-    if times is not None:
-        names["custom_runtime_estimation"] = lambda node, size=None: times(str(node.target)) if size != 0 else 0.0
-    chosen = {f"aten_distributed_optimizations.{name}": value for name, value in names.items()}
-    with ExitStack() as stack:
-        for name in ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops"):  # the second since 2.15
-            if hasattr(_runtime_estimation, name):
-                stack.enter_context(patch.object(_runtime_estimation, name, lambda *_, **__: 1))
-        stack.enter_context(inductor_options(chosen))
-        yield
 
 
 def inflight_inputs(*value: bool) -> AbstractContextManager[Any]:

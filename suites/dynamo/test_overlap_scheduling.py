@@ -19,6 +19,7 @@ from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.limit import runs_with
+from harness.stacks.overlap_scheduling import overlapping
 from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_inductor/config.py: aten_distributed_optimizations"
@@ -44,7 +45,7 @@ def scheduled(code: Any, given: Tensors, options: Options, took: Callable[[str],
     raw = code(*[x.clone() for x in given])
     right = [(x + 0, x.stride()) for x in raw]
     pending = unwaited()
-    with dynamo.overlapping({**APART, **options}, took):
+    with overlapping({**APART, **options}, took):
         for _ in range(2):
             results = function(*[x.clone() for x in given])
             assert unwaited() == pending, options
@@ -284,7 +285,7 @@ def test_gradients(world: World) -> None:
             for weight in weights:
                 weight.grad = None
             pending = unwaited()
-            with dynamo.overlapping({**APART, "collective_bucketing": bucketing}, times(product)):
+            with overlapping({**APART, "collective_bucketing": bucketing}, times(product)):
                 function(x, *weights).sum().backward()
             assert unwaited() == pending
             for number, (gradient, weight) in enumerate(zip(right, weights, strict=True)):
@@ -353,7 +354,7 @@ def test_order_in_code(world: World) -> None:
         with (
             dynamo.cached_as(f"{tag} {rank.index}"),
             dynamo.inductor_options(reorder),
-            dynamo.overlapping(APART, times(1)),
+            overlapping(APART, times(1)),
         ):
             (result,) = dynamo.compiled(layers, backend="inductor")[0](*given)
         assert_same(right + 0, result + 0, "the product")

@@ -151,13 +151,13 @@ def test_frozen(world: World, trained: tuple[str, ...]) -> None:
 
 @requirement(
     "TP-CONV-5044",
-    "A convolution of which an operand is a pending sum is that of the sum, or raises an error.",
+    "A convolution of replicated operands or pending sums is one device's, or raises an error.",
     source="torch.distributed.tensor.DTensor; torch.nn.functional: conv1d, conv2d, conv3d",
 )
-@pytest.mark.parametrize("pending", ["input", "weight", "bias"])
+@pytest.mark.parametrize("pending", ["none", "input", "weight", "bias"])
 @pytest.mark.world(2)
 def test_pending(world: World, pending: str) -> None:
-    """The others are replicated; a line, an image and a volume."""
+    """A sum may be pending of one of them; a line, an image and a volume."""
 
     def body(rank: Rank) -> list[str]:
         wrong = []

@@ -17,8 +17,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 
 @requirement(
     "TP-LOSS-5046",
-    "A loss_parallel inside of another one changes nothing: losses in the outer one have one device's values and "
-    "gradients before and after it.",
+    "A loss and its gradient in nested blocks of loss_parallel are one device's, before and after the inner block.",
     source="torch.distributed.tensor.parallel.loss_parallel",
 )
 @pytest.mark.parametrize("when", ["inside", "before", "after", "after an error"])

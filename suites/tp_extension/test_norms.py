@@ -23,8 +23,7 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 @requirement(
     "TP-NORM-5045",
-    "layer_norm and rms_norm over the last dimensions of a DTensor have one device's results and gradients, for any "
-    "placement.",
+    "A norm over the last dimensions of a DTensor has one device's results and gradients, for any placement.",
     source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm",
 )
 @pytest.mark.parametrize("over", [1, 2, 3], ids=["the last", "the last two", "all"])
