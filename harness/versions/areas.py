@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from harness.requirements import stack_of
 
 COLLECTIVES, GROUPS, FUNCTIONAL = "Collectives", "Groups, meshes, stores", "Functional collectives"
-DDP, FSDP2, FSDP1 = "DDP", "FSDP2", "FSDP1"
+DDP, FSDP2, FSDP1, PIPELINES = "DDP", "FSDP2", "FSDP1", "Pipelines"
 TENSOR_PARALLEL, DTENSOR, STATES = "Tensor parallelism", "DTensor", "State dicts, checkpoints"
 OPTIMIZERS, COMPILE, ACCELERATORS = "Optimizers, clipping", "torch.compile", "Accelerators"
 
@@ -18,6 +18,7 @@ AREAS: Mapping[str, str] = {
     DDP: "DistributedDataParallel, composable replicate(), and their hooks",
     FSDP2: "fully_shard, replicate() on FSDP2, and composable checkpoint()",
     FSDP1: "FullyShardedDataParallel, also over tensor parallelism, and ShardedTensor",
+    PIPELINES: "schedules and stages of torch.distributed.pipelining",
     TENSOR_PARALLEL: "parallelize_module, loss_parallel, input_reshard, context_parallel",
     DTENSOR: "DTensor and its operators",
     STATES: "torch.distributed.checkpoint, and state dicts of models and optimizers",
@@ -40,6 +41,7 @@ _BEGINNINGS: Mapping[str, Sequence[str]] = {
     DTENSOR: ("dtensor_", "debug_mode_"),
     COMPILE: ("compiled_",),
     FSDP2: ("checkpoint_backward_twice", "checkpoint_keyword", "checkpoint_other_hooks"),
+    PIPELINES: ("pipeline_",),
     TENSOR_PARALLEL: (
         *("input_reshard_", "loss_parallel_", "context_parallel_", "prepared_"),
         *("tp_embedding_", "tp_empty_sequences", "tp_no_rows_", "tp_one_column", "tp_one_feature", "tp_plan_"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,100 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.pipelines import BATCHES, LOOPED, SCHEDULES, SINGLE, V_SHAPED, Pipeline, batch, chunks
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
-SINGLE = (ScheduleGPipe, Schedule1F1B)
-LOOPED = (ScheduleInterleaved1F1B, ScheduleLoopedBFS)
-SPLIT = (ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
-SCHEDULES = (*SINGLE, *LOOPED, *SPLIT)
-V_SHAPED = (ScheduleZBVZeroBubble,)  # these can't evaluate: a finding
-BATCHES = 4
 SOURCE = "torch.distributed.pipelining"
 OLD = pytest.mark.skipif(
     runs_with("<2.12"), reason="unsupported: before 2.12, a schedule's first call decides what later ones can do"
 )
-
-
-class Layer(nn.Module):
-    """A layer of whole numbers, so that nothing is rounded, and maybe dropout after it."""
-
-    def __init__(self, index: int, drop: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [-1.0, 1.0 + index]], dtype=torch.float64))
-        self.dropout = nn.Dropout(drop)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map double[rows, 2] to double[rows, 2]."""
-        result: torch.Tensor = self.dropout(x @ self.weight)
-        return result
-
-
-def total(output: torch.Tensor, target: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    """Return the sum of products with the target, times a factor."""
-    return factor * (output * target).sum()
-
-
-def batch(step: int, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a step's input and target, double[8, 2]."""
-    x = (torch.arange(16, dtype=torch.float64).view(8, 2) + step) % 5 - 2
-    return x.to(device), (x.flip(0) + 1).to(device)
-
-
-class Pipeline:
-    """A rank's part of a pipeline of layers over the ranks of a group."""
-
-    def __init__(
-        self,
-        schedule: Any,
-        device: Any,
-        index: int,
-        size: int,
-        *,
-        group: Any = None,
-        drop: float = 0.0,
-        wrap: Callable[[nn.Module], nn.Module] | None = None,
-    ) -> None:
-        self.count = size if schedule in SINGLE else 2 * size
-        at = 2 * size - 1 - index if schedule in V_SHAPED else index + size
-        self.places = (index,) if schedule in SINGLE else (index, at)
-        self.layers = {place: Layer(place, drop).to(device) for place in self.places}
-        stages = []
-        for place, module in self.layers.items():
-            given: dict[str, Any] = {}
-            if wrap is not None:  # stages in DDP can't have their shapes inferred
-                like = torch.zeros(8 // BATCHES, 2, dtype=torch.float64, device=device)
-                given = {"input_args": like.clone().requires_grad_(place > 0), "output_args": like.requires_grad_()}
-            stage = PipelineStage(wrap(module) if wrap else module, place, self.count, device, group=group, **given)
-            stages.append(stage)
-        self.is_last = self.count - 1 in self.places
-        self.schedule = schedule(stages[0] if schedule in SINGLE else stages, BATCHES, loss_fn=total)
-
-    def call(self, how: str, x: torch.Tensor, y: torch.Tensor, **options: Any) -> Any:
-        """Run a method of the schedule on what this rank's stages need."""
-        target = y if self.is_last else None
-        return getattr(self.schedule, how)(*((x,) if 0 in self.places else ()), target=target, **options)
-
-    def alone(self, device: Any) -> nn.Sequential:
-        """Return the whole model."""
-        return nn.Sequential(*(Layer(place, 0.0) for place in range(self.count))).to(device)
-
-
-def chunks(model: nn.Module, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0) -> list[torch.Tensor]:
-    """Return the losses of the microbatches."""
-    return [total(model(a), b, factor) for a, b in zip(x.chunk(BATCHES), y.chunk(BATCHES), strict=True)]
 
 
 ORDERS = ("step eval step", "eval eval step step", "unlisted unlisted step", "unlisted eval step")
@@ -294,7 +211,7 @@ def test_replicated_stages(world: World, how: str) -> None:
                 ddp.register_comm_hook(hook, lambda state, bucket: state.average(bucket))
                 return ddp
 
-            own = Pipeline(schedule, rank.device, index, 2, group=group, wrap=wrap)
+            own = Pipeline(schedule, rank.device, index, 2, group=group, wrap=wrap, given=True)
             model = own.alone(rank.device)
             for step in range(2):
                 model.zero_grad()
