@@ -17,7 +17,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 
 @requirement(
     "TP-LOSS-5046",
-    "A loss and its gradient in nested blocks of loss_parallel are one device's, before and after the inner block.",
+    "A loss in nested blocks of loss_parallel has one device's value and gradient, before the inner block as after it.",
     source="torch.distributed.tensor.parallel.loss_parallel",
 )
 @pytest.mark.parametrize("when", ["inside", "before", "after", "after an error"])
