@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from other_pages import findings_page
 
-from conftest import tab_of
+from tests.pages.conftest import tab_of
 from tests.versions.known_defects import HOSTILE, NEW
 
 EVERY = "9 defects, 5 of them there in 2.15.0"
@@ -37,6 +37,15 @@ def shown(page: Any) -> list[str]:
     """The ids of the defects that can be seen, without their owner."""
     nodes = page.query_selector_all(".finding")
     return [node.get_attribute("id").partition("/")[2] for node in nodes if node.is_visible()]
+
+
+def shows(page: Any, *ids: str) -> None:
+    """Wait until these defects are seen and no others: a link of the page takes effect a moment after the click."""
+    page.wait_for_function(
+        "ids => [...document.querySelectorAll('.finding')].filter(each => each.offsetParent)"
+        ".map(each => each.id.split('/')[1]).join() == ids.join()",
+        arg=list(ids),
+    )
 
 
 def fragment(page: Any) -> str:
@@ -134,22 +143,22 @@ def test_cells(opened: Callable[..., Any]) -> None:
     page = opened()
     page.select_option("#in", NEW)
     cell(page, "DTensor", "wrong").click()
-    assert shown(page) == ["dtensor_item"]
+    shows(page, "dtensor_item")
     assert cell(page, "DTensor", "wrong").get_attribute("aria-current") == "true"
     assert (page.input_value("#area"), page.input_value("#in")) == ("DTensor", NEW)
     page.click('th .go[data-area="torch.compile"]')
-    assert shown(page) == ["compiled_often"]
+    shows(page, "compiled_often")
     page.go_back()
-    assert shown(page) == ["dtensor_item"]
+    shows(page, "dtensor_item")
 
 
 def test_back_to_all(opened: Callable[..., Any]) -> None:
     """From the defects of a cell, the browser goes back to all of them."""
     page = opened()
     cell(page, "DTensor", "wrong").click()
-    assert len(shown(page)) == 2
+    page.wait_for_function("document.querySelector('#found').innerText.startsWith('2 defects')")
     page.go_back()
-    assert page.inner_text("#found") == EVERY
+    page.wait_for_function("every => document.querySelector('#found').innerText == every", arg=EVERY)
 
 
 def test_one_defect(opened: Callable[..., Any]) -> None:
@@ -182,7 +191,7 @@ def test_keyboard(opened: Callable[..., Any]) -> None:
     assert page.is_visible('[id="pytorch/dtensor_item"] .script')
     page.focus('td .go[data-area="DTensor"][data-kind="wrong"]')
     page.keyboard.press("Enter")
-    assert page.input_value("#area") == "DTensor"
+    page.wait_for_function("document.getElementById('area').value == 'DTensor'")  # the address changes a moment later
 
 
 def test_without_scripts(browser: Any, file: Path) -> None:
