@@ -39,13 +39,18 @@ def shown(page: Any) -> list[str]:
     return [node.get_attribute("id").partition("/")[2] for node in nodes if node.is_visible()]
 
 
-def shows(page: Any, *ids: str) -> None:
-    """Wait until these defects are seen and no others: a link of the page takes effect a moment after the click."""
-    page.wait_for_function(
-        "ids => [...document.querySelectorAll('.finding')].filter(each => each.offsetParent)"
-        ".map(each => each.id.split('/')[1]).join() == ids.join()",
-        arg=list(ids),
-    )
+def soon(page: Any, read: Callable[[Any], Any], expected: Any) -> None:
+    """Compare what is read from the page, once a link of the page has taken effect, a moment after the click."""
+    for _ in range(100):
+        if read(page) == expected:
+            return
+        page.wait_for_timeout(20)
+    assert read(page) == expected
+
+
+def found(page: Any) -> str:
+    """How many defects the page says that it lists."""
+    return str(page.inner_text("#found"))
 
 
 def fragment(page: Any) -> str:
@@ -143,22 +148,22 @@ def test_cells(opened: Callable[..., Any]) -> None:
     page = opened()
     page.select_option("#in", NEW)
     cell(page, "DTensor", "wrong").click()
-    shows(page, "dtensor_item")
+    soon(page, shown, ["dtensor_item"])
     assert cell(page, "DTensor", "wrong").get_attribute("aria-current") == "true"
     assert (page.input_value("#area"), page.input_value("#in")) == ("DTensor", NEW)
     page.click('th .go[data-area="torch.compile"]')
-    shows(page, "compiled_often")
+    soon(page, shown, ["compiled_often"])
     page.go_back()
-    shows(page, "dtensor_item")
+    soon(page, shown, ["dtensor_item"])
 
 
 def test_back_to_all(opened: Callable[..., Any]) -> None:
     """From the defects of a cell, the browser goes back to all of them."""
     page = opened()
     cell(page, "DTensor", "wrong").click()
-    page.wait_for_function("document.querySelector('#found').innerText.startsWith('2 defects')")
+    soon(page, lambda page: len(shown(page)), 2)
     page.go_back()
-    page.wait_for_function("every => document.querySelector('#found').innerText == every", arg=EVERY)
+    soon(page, found, EVERY)
 
 
 def test_one_defect(opened: Callable[..., Any]) -> None:
@@ -191,7 +196,7 @@ def test_keyboard(opened: Callable[..., Any]) -> None:
     assert page.is_visible('[id="pytorch/dtensor_item"] .script')
     page.focus('td .go[data-area="DTensor"][data-kind="wrong"]')
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('area').value == 'DTensor'")  # the address changes a moment later
+    soon(page, lambda page: page.input_value("#area"), "DTensor")
 
 
 def test_without_scripts(browser: Any, file: Path) -> None:
