@@ -16,7 +16,7 @@ from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.pipelining"
-OLD = pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: before 2.12, V-shaped schedules send to their own rank")
+OLD = pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: before 2.12, V-shaped schedules send to themselves")
 each_schedule = pytest.mark.parametrize(
     "schedule", SCHEDULES, ids=lambda schedule: schedule.__name__.removeprefix("Schedule")
 )
