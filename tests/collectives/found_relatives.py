@@ -71,7 +71,11 @@ FOUND = (
         kind=ASSERTION,
     ),
     Finding(
-        "parts of one buffer permuted", 2, buffers.test_lists_of_parts, "call 0: 10 of 12", {"collective": "all_gather"}
+        "parts of one buffer permuted",
+        2,
+        buffers.test_lists_of_parts,
+        "reverse: False: 10 of 12",
+        {"collective": "all_gather"},
     ),
     Finding("gathering in place wrong", 2, buffers.test_gathering_in_place, "call 0: 1 of 10"),
     Finding("scattering in place wrong", 2, buffers.test_scattering_in_place, "call 0: 1 of 5"),
@@ -243,7 +247,7 @@ FOUND = (
         2,
         buffers.test_functional_results_are_freed,
         "of 12 calls, these",
-        {"waited": True},
+        {"way": "waited-for"},
         kind=ASSERTION,
     ),
     Finding("message lost beside other work", 2, flight.test_messages_beside_other_work, "message 0: 7 of 7"),
