@@ -23,6 +23,7 @@ from harness.stacks.overlap_scheduling import overlapping
 from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_inductor/config.py: aten_distributed_optimizations"
+pytestmark = pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 SIZE = 4
 GATHER = 4 * (SIZE // 2 + SIZE) * SIZE / 2**30
 """The data in GB of a gather: its input and its output."""
@@ -97,7 +98,6 @@ LIMITS: list[tuple[float, Options, int]] = [
     "product, up to each limit.",
     source=SOURCE,
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_limits(world: World) -> None:
     """Gather four weights, each for a product with the last product; the first gather has nothing to hide behind."""
@@ -133,7 +133,6 @@ BUCKETS: list[tuple[float, Options, int]] = [
     "With collective_bucketing, Inductor puts gathers into a bucket unless each is hidden by another product.",
     source=SOURCE,
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_overlap_and_buckets(world: World) -> None:
     """Products hide none of the later gathers, one each, two, or all, which decides who shares a bucket."""
@@ -181,7 +180,6 @@ KINDS: list[tuple[float, Options]] = [
     "alone or in buckets.",
     source=SOURCE,
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_kinds(world: World) -> None:
     """Launch twelve collectives alone or in buckets, where products hide two collectives or none."""
@@ -226,7 +224,6 @@ LAYER = 2 * SIZE * SIZE / 2**20
     "group whose results are returned.",
     source=f"{SOURCE}.pre_bucketing_fsdp_collectives, pre_bucketing_fsdp_collectives_bucket_cap_mb",
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_shards(world: World) -> None:
     """Use buckets of any size, of no weight and of two, for four weights; the rest must stay alone."""
@@ -266,7 +263,6 @@ def trained(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     "alone or in buckets.",
     source=SOURCE,
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_gradients(world: World) -> None:
     """Train three weights that are gathered, with the reduce-scatters of the backward alone or in a bucket."""
@@ -305,7 +301,6 @@ def test_gradients(world: World) -> None:
     "With spmd_check, Inductor raises on every rank or warns, as spmd_mismatch says, if the ranks' graphs differ.",
     source=f"{SOURCE}.spmd_check, spmd_mismatch",
 )
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=120)
 def test_differing_graphs(world: World) -> None:
     """Rank 1 multiplies once more, or ranks have the same graph."""
@@ -334,7 +329,6 @@ def test_differing_graphs(world: World) -> None:
     source=f"{SOURCE}.insert_overlap_deps",
 )
 @pytest.mark.needs(features=["inductor"])
-@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
 @pytest.mark.world(2, timeout=180)
 def test_order_in_code(world: World) -> None:
     """Compare the order of what Inductor generates code for with the order of the graph after the passes."""

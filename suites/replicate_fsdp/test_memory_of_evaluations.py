@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
+from fixtures.memory import held, held_less_than
 from harness import Rank, World, requirement
 
 FEATURES = 128
 POLICIES = {"plain": MixedPrecisionPolicy(), "mixed": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
-
-
-def held() -> int:
-    """Return the bytes of all live tensors' memory."""
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor):
-            local = thing.to_local() if isinstance(thing, DTensor) else thing
-            storage = local.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-    return sum(found.values())
-
-
-def held_less_than(limit: float) -> int:
-    """Return the bytes of all live tensors' memory, at the latest two seconds after they were too many.
-
-    A backend's thread may hold the tensors of a collective a moment longer.
-    """
-    end = time.monotonic() + 2
-    while (found := held()) >= limit and time.monotonic() < end:
-        time.sleep(0.01)  # until the thread has released it
-    return found
 
 
 @requirement(
@@ -64,10 +39,10 @@ def test_evaluations(world: World) -> None:
                 with torch.set_grad_enabled(gradients):
                     model(torch.ones(1, FEATURES, device=rank.device))
                 what = f"{name}, {kept=}, {gradients=}, turn {turn}: bytes besides those before, of layers of {whole}"
-                found = held_less_than(limit := before + whole * (kept + 0.5))
+                found = held_less_than(limit := before + whole * (kept + 0.5), within=2)
                 assert found < limit, f"{what}: {found - before}"
                 model[2].reshard()
-                found = held_less_than(limit := before + whole * 0.5)
+                found = held_less_than(limit := before + whole * 0.5, within=2)
                 assert found < limit, f"{what}, resharded: {found - before}"
 
     world.run(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import operator
-import time
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.managed import ways
+from fixtures.memory import held, held_less_than
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import messages, replicate_fsdp
 
@@ -464,16 +464,6 @@ def test_memory(world: World) -> None:
     A backend's thread may hold a gradient a moment longer: it gets five seconds, once.
     """
 
-    def held() -> int:
-        gc.collect()
-        found = {}
-        for thing in gc.get_objects():
-            if issubclass(type(thing), torch.Tensor):
-                local = thing.to_local() if isinstance(thing, DTensor) else thing
-                storage = local.untyped_storage()
-                found[storage._cdata] = storage.nbytes()
-        return sum(found.values())
-
     def body(rank: Rank) -> int:
         before = held()
         model = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
@@ -481,10 +471,7 @@ def test_memory(world: World) -> None:
         for _ in range(6):
             model(torch.ones(1, 128, device=rank.device)).sum().backward()
             model.zero_grad()
-        end = time.monotonic() + 5
-        while (found := (held() - before) // 1024) > 2 * 64 and time.monotonic() < end:
-            time.sleep(0.05)  # until the thread has released it
-        return found
+        return (held_less_than(before + (2 * 64 + 1) * 1024, within=5) - before) // 1024
 
     assert_on_ranks([2 * 64] * 2, world.run(body))
 

@@ -11,15 +11,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.pipelines import BATCHES, LOOPED, SCHEDULES, SINGLE, Pipeline, batch, chunks
+from fixtures.pipelines import LOOPED, SCHEDULES, SINGLE, Pipeline, batch, chunks, each_schedule, mean
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.pipelining"
 OLD = pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: before 2.12, V-shaped schedules send to themselves")
-each_schedule = pytest.mark.parametrize(
-    "schedule", SCHEDULES, ids=lambda schedule: schedule.__name__.removeprefix("Schedule")
-)
 
 
 @requirement(
@@ -44,7 +41,7 @@ def test_frozen_stages(world: World, schedule: Any, which: str) -> None:
                 own.layers[frozen].requires_grad_(False)
             x, y = batch(0, rank.device)
             own.call("step", x, y, losses=[])
-            (torch.stack(chunks(model, x, y)).sum() / BATCHES).backward()
+            mean(chunks(model, x, y)).backward()
             for place, layer in own.layers.items():
                 due = model[place].weight.grad
                 found = layer.weight.grad
@@ -73,7 +70,8 @@ def test_accumulated_steps(world: World, how: str) -> None:
             for step in range(3):
                 x, y = batch(step, rank.device)
                 own.call("step", x, y, losses=[])
-                (torch.stack(chunks(model, x, y)).sum() / (BATCHES if how == "averaged" else 1)).backward()
+                losses = chunks(model, x, y)
+                (mean(losses) if how == "averaged" else torch.stack(losses).sum()).backward()
                 for place, layer in own.layers.items():
                     ratio = (layer.weight.grad / model[place].weight.grad).nanmean().item()
                     what = f"{schedule.__name__}, stage {place}: {ratio:.3f} of the gradient after step {step}"
@@ -187,7 +185,7 @@ def test_inferred_shapes(world: World, how: str) -> None:
             for step in range(2):
                 x, y = batch(step, rank.device)
                 model.zero_grad()
-                (torch.stack(chunks(model, x, y)).sum() / BATCHES).backward()
+                mean(chunks(model, x, y)).backward()
                 for layer in own.layers.values():
                     layer.zero_grad()
                 own.call("step", x, y)

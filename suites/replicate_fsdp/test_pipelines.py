@@ -15,7 +15,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.pipelines import BATCHES, LOOPED, SCHEDULES, SINGLE, V_SHAPED, Pipeline, batch, chunks
+from fixtures.pipelines import (
+    BATCHES,
+    LOOPED,
+    SCHEDULES,
+    SINGLE,
+    V_SHAPED,
+    Pipeline,
+    batch,
+    chunks,
+    each_schedule,
+    mean,
+)
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -35,7 +46,7 @@ ORDERS = ("step eval step", "eval eval step step", "unlisted unlisted step", "un
     source=f"{SOURCE}: ScheduleGPipe.step, eval, losses",
 )
 @OLD
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.__name__.removeprefix("Schedule"))
+@each_schedule
 @pytest.mark.world(2)
 def test_orders(world: World, schedule: Any) -> None:
     """Compare outputs, losses and gradients after each call, with weights that change in each step."""
@@ -61,7 +72,7 @@ def test_orders(world: World, schedule: Any) -> None:
                     assert output.tolist() == model(x).tolist(), what
                     assert how == "unlisted" or [v.item() for v in losses] == [v.item() for v in right], what
                 if how != "eval":
-                    (torch.stack(right).sum() / BATCHES).backward()
+                    mean(right).backward()
                     for place, layer in own.layers.items():
                         due = model[place].weight
                         assert layer.weight.grad.tolist() == due.grad.tolist(), f"{what}: stage {place}"
@@ -97,7 +108,7 @@ def test_arguments_of_losses(world: World) -> None:
                 what = f"{schedule.__name__}, {factor}"
                 assert not own.is_last or [v.item() for v in losses] == [v.item() for v in right], what
                 model.zero_grad()
-                (torch.stack(right).sum() / BATCHES).backward()
+                mean(right).backward()
                 for place, layer in own.layers.items():
                     assert layer.weight.grad.tolist() == model[place].weight.grad.tolist(), f"{what}: stage {place}"
                     layer.weight.grad = None
@@ -216,7 +227,7 @@ def test_replicated_stages(world: World, how: str) -> None:
             for step in range(2):
                 model.zero_grad()
                 for data in range(2):
-                    (torch.stack(chunks(model, *batch(2 * step + data, rank.device))).sum() / BATCHES / 2).backward()
+                    (mean(chunks(model, *batch(2 * step + data, rank.device))) / 2).backward()
                 for layer in own.layers.values():
                     layer.zero_grad()
                 hook.calls = 0
