@@ -23,6 +23,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "exclusive": (bool, str),
     "record": (bool,),
     "network": (str, _NONE),
+    "keeps": (str,),
 }
 
 
@@ -44,6 +45,8 @@ class WorldMark:
     """``private`` or ``host``, whatever the run's option is; see :class:`harness.worlds.world.WorldSpec`."""
     hosts: int | None = None
     """The number of hosts that the ranks are spread over; None: as the run's options say."""
+    keeps: str = ""
+    """Why tensors or settings of the test outlive its functions on the ranks; empty: they must not."""
 
     def __post_init__(self) -> None:
         bad = [size for size in self.sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]

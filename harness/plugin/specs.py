@@ -44,8 +44,11 @@ class Specs:
         self.subject = options.subject(config)
         self._inventories: dict[str | None, Inventory] = {}
 
-    def spec_of(self, asked: WorldRequest) -> tuple[WorldSpec, Inventory]:
-        """Return the specification of the world that a request means under this run's options, and the devices."""
+    def spec_of(self, asked: WorldRequest, item: pytest.Item) -> tuple[WorldSpec, Inventory]:
+        """Return the specification of the world that a test's request means under this run's options, and the devices.
+
+        Tests that prove a requirement must leave nothing behind on fresh ranks. Others may do as they like.
+        """
         from harness.devices import backend_for
         from harness.worlds.world import WorldSpec
 
@@ -81,6 +84,7 @@ class Specs:
             subject=self.subject.name,
             first=(*self.subject.first, *self.first),
             record=mark.record,
+            leaves_nothing=not mark.keeps and item.get_closest_marker("requirement") is not None,
             network=mark.network or option("rank_network"),
             exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
             debug_rank=option("rank_pdb"),

@@ -164,7 +164,7 @@ class Worlds:
         from harness.devices import NoDeviceError
 
         try:
-            spec, inventory = self.specs.spec_of(asked)
+            spec, inventory = self.specs.spec_of(asked, item)
         except NoDeviceError as e:
             unsupported(NoDevice(e.kind, e.why))
         sizes = self.specs.fitting(asked, spec, inventory) if asked.several else ()
@@ -245,7 +245,7 @@ class Worlds:
         if self.subject.lacks(stack_of(nextitem.nodeid)):  # type: ignore[union-attr]
             return
         try:
-            spec, inventory = self.specs.spec_of(asked)
+            spec, inventory = self.specs.spec_of(asked, nextitem)  # type: ignore[arg-type]
             obeyed = self.specs.obeyed(spec)
             if self.specs.unsupported(spec, inventory) or self.specs.unclaimed(nextitem, obeyed, inventory):  # type: ignore[arg-type]
                 return
@@ -255,6 +255,15 @@ class Worlds:
             pass  # the next test's own setup fails in the same way, and reports it
 
     # hooks
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """Require that a test that has passed has left nothing in its ranks."""
+        __tracebackhide__ = True
+        result = yield
+        if request_of(pyfuncitem) is not None and (world := pyfuncitem.funcargs.get(FIXTURE)) is not None:
+            world.require_nothing_left()
+        return result
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Start the server early, put the largest worlds first for xdist, fit Hypothesis to the fixture."""

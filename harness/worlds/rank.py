@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from harness.worlds import answers, evidence, issued, monitor, residue, unpickling, wire
+from harness.worlds import answers, evidence, issued, kept, monitor, residue, unpickling, wire
 from harness.worlds.blackbox import BlackBox
 from harness.worlds.debugging import Debugging
 from harness.worlds.frames import roomy
@@ -71,6 +71,8 @@ class RankSetup:
     """Whether to keep Concord's own record of collectives."""
     warm: bool = False
     """Whether other tests may use the rank afterwards."""
+    leaves_nothing: bool = False
+    """Whether the rank must have released its tensors, and undone its settings, when it is closed."""
     bind_device: bool = False
     """Whether to give the device, if it is an accelerator, to init_process_group."""
     traceback_style: str = "short"
@@ -199,6 +201,7 @@ class _RankProcess:
             signal.pause()  # the controller kills us once it has collected the evidence
         sys.breakpointhook = self.debugging.breakpoint
         baseline = residue.take(on_device=":" in self.setup.device) if self.setup.warm else None
+        beginning = kept.State.take() if self.setup.leaves_nothing else None
         self.answer(answers.Ready(0, self.control.fileno()))
         while True:
             self.box.enter("idle")
@@ -224,6 +227,8 @@ class _RankProcess:
                 self.rank.forget_meshes()
                 left = [*self.meet(), *residue.compare(baseline, restore=self.job)]
                 self.send(answers.checked(self.job, left))
+            elif kind == "leave" and beginning is not None:
+                self.leave_nothing(beginning)
             elif kind == "close":
                 self.close()
 
@@ -386,6 +391,16 @@ class _RankProcess:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+
+    def leave_nothing(self, beginning: kept.State) -> None:
+        """Report that nothing of the test is still there, or an error that says what is."""
+        self.known = b"", None
+        try:
+            kept.require_nothing(beginning, self.setup.size)
+        except Exception as e:
+            self.send(answers.raised(self.job, self.describe(e)))
+        else:
+            self.send(answers.checked(self.job, []))
 
     def close(self) -> None:
         """End like a program that is done: leave the group, run the exit handlers, exit with code 0."""

@@ -58,6 +58,8 @@ class WorldSpec:
     argument."""
     record: bool = True
     """Whether ranks keep Concord's own record of collectives."""
+    leaves_nothing: bool = False
+    """Whether :meth:`World.require_nothing_left` may be called, on fresh ranks."""
     exclusive: bool = False
     """Whether nothing else may run on the machine's devices at the same time."""
     network: str = AUTO
@@ -296,6 +298,7 @@ class World:
                 first=spec.first,
                 record=spec.record,
                 warm=spec.warm,
+                leaves_nothing=spec.leaves_nothing and not spec.warm,
                 bind_device=spec.bind_device,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
@@ -331,6 +334,17 @@ class World:
         except RanksFailed as e:
             return [e.headline]
         return [printable(f"rank {i} has {item}") for i, items in enumerate(residue) for item in items]
+
+    def require_nothing_left(self) -> None:
+        """Require that nothing of what the ranks have executed is still there: tensors, pending works, hooks, modes.
+
+        A no-op if the world is warm, or if its ranks have gone, or were not told to record what there was before.
+        Errors: :class:`RanksFailed` that says which rank still has what.
+        """
+        __tracebackhide__ = True
+        if self.spec.leaves_nothing and not self.spec.warm and self.live:
+            frame = wire.dumps(("leave", self._job + 1, None))
+            self._ask(frame, "looking for what the test left", "checked", _CHECK_WAIT)
 
     def close(self) -> None:
         """End the world: every rank leaves its group, runs its exit handlers and exits.

@@ -1,0 +1,176 @@
+"""What a test's functions leave behind in a fresh rank: tensors that outlive them, pending works, hooks and modes.
+
+A rank looks once, when its test has ended.  Its heap was frozen before the test began, so that a collection, and a look
+at what survives it, take less than a millisecond.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.worlds import switches
+
+_PATIENCE = 1.0
+"""Seconds within which threads, such as a backend's, must release what they hold."""
+_MOST = 5
+"""How many tensors an error describes."""
+
+
+class KeptError(AssertionError):
+    """Something of a test outlives the functions that the rank executed."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a function of PyTorch may change in a process only while it runs."""
+
+    hooks: dict[str, int]
+    """The number of hooks that apply to all modules, by kind."""
+    modes: tuple[str, ...]
+    """Dispatch modes and function modes, outermost first."""
+    saved_tensor_hooks: bool
+    inference: bool
+    autocast: bool
+    works: int
+    """Functional collectives that nothing has waited for.  They hold their results."""
+    switches: dict[str, Any]
+
+    @classmethod
+    def take(cls) -> State:
+        """Return the state of this process and thread."""
+        import torch
+
+        return cls(
+            hooks=global_hooks(),
+            modes=modes(),
+            saved_tensor_hooks=has_saved_tensor_hooks(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(),
+            works=torch._C._distributed_c10d._get_work_registry_size(),
+            switches=switches.take(),
+        )
+
+
+def global_hooks() -> dict[str, int]:
+    """Count the hooks that apply to all modules, by kind."""
+    from torch.nn.modules import module
+
+    return {name: len(hooks) for name, hooks in vars(module).items() if name.startswith("_global_") and _is_dict(hooks)}
+
+
+def modes() -> tuple[str, ...]:
+    """Return the names of the dispatch modes and of the function modes of this thread, outermost first."""
+    import torch
+
+    dispatch = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+    functions = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return tuple(type(mode).__name__ for mode in (*dispatch, *functions))
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return whether hooks for saved tensors are in force in this thread."""
+    import torch
+
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def require_nothing(before: State, ranks: int) -> None:
+    """Require that nothing is there now that was not before.
+
+    ``ranks``: the size of the world.  Device meshes keep whole numbers in tensors of at most this many elements.
+    Errors: :class:`KeptError`.
+    """
+    until = time.monotonic() + _PATIENCE
+    while (left := _changed(before, State.take()) + _tensors(ranks)) and time.monotonic() < until:
+        time.sleep(0.01)  # until other threads have released it
+    if left:
+        raise KeptError(f"when the test had ended, something of it was still there: {'; '.join(left)}")
+
+
+def _changed(before: State, now: State) -> list[str]:
+    changes = []
+    if now.works > before.works:
+        number = now.works - before.works
+        changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
+    changes += [
+        f"{name}: {now.hooks[name]} hooks, {n} before" for name, n in before.hooks.items() if now.hooks[name] != n
+    ]
+    for field in ("modes", "saved_tensor_hooks", "inference", "autocast"):
+        was, found = getattr(before, field), getattr(now, field)
+        if was != found:
+            changes.append(f"{field.replace('_', ' ')}: {found}, {was} before")
+    changes += [
+        f"{name}: {now.switches.get(name)}, {was} before"
+        for name, was in before.switches.items()
+        if now.switches.get(name) != was
+    ]
+    return changes
+
+
+def _tensors(ranks: int) -> list[str]:
+    """Describe the tensors that are still there; [] if there are none, or if compiled code may hold them."""
+    if _has_compiled():
+        return []
+    gc.collect()
+    objects = gc.get_objects()
+    found = list(_alive(objects, ranks))
+    if not found or any(_is_flat_parameter(tensor) for tensor in found):
+        return []
+    parts = [_described(found[i], (objects, found)) for i in range(min(len(found), _MOST))]
+    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return [f"{len(found)} tensor{'s' * (len(found) > 1)}: {'; '.join(parts + more)}"]
+
+
+def _has_compiled() -> bool:
+    """Return whether Dynamo has compiled anything in this process.  What it compiles and caches holds tensors."""
+    convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return convert_frame is not None and convert_frame.FRAME_COUNTER > 0
+
+
+def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
+    """Yield the tensors among some objects, without those that device meshes keep."""
+    import torch
+
+    for thing in objects:
+        # not isinstance, which asks proxies for their class
+        if issubclass(type(thing), torch.Tensor):
+            whole = not (thing.dtype.is_floating_point or thing.dtype.is_complex)
+            if not (whole and thing.numel() <= ranks):
+                yield thing
+
+
+def _is_flat_parameter(tensor: Any) -> bool:
+    """Return whether this is a flat parameter of FSDP1.
+
+    They are never freed, nor is what they refer to, which is all that its module has (docs/findings/tp_memory.py).
+    """
+    return getattr(tensor, "_is_flat_param", False) is True
+
+
+def _described(tensor: Any, ours: tuple[list[Any], list[Any]]) -> str:
+    """Describe a tensor, and say what of Python refers to it."""
+    names = []
+    for holder in gc.get_referrers(tensor):
+        if type(holder).__name__ != "frame" and all(holder is not own for own in ours):
+            names.append(_name(holder, tensor))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    holders = f"held by {', '.join(names[:3])}" if names else "held by no object of Python"
+    return f"{type(tensor).__name__} {dtype}{list(tensor.shape)}, {holders}"
+
+
+def _name(holder: Any, held: Any) -> str:
+    if _is_dict(holder):
+        for key, value in holder.items():
+            if value is held:
+                return f"the entry {str(key)[:60]!r} of a dict"
+    kind = type(holder)
+    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _is_dict(thing: Any) -> bool:
+    return issubclass(type(thing), dict)
