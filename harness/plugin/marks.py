@@ -23,7 +23,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "exclusive": (bool, str),
     "record": (bool,),
     "network": (str, _NONE),
-    "keeps": (str,),
 }
 
 
@@ -72,6 +71,8 @@ class WorldMark:
             raise ValueError(f"hosts={self.hosts!r}: a whole number from 1")
         if self.hosts is not None and self.hosts > min(self.sizes):
             raise ValueError(f"hosts={self.hosts}: a world of {min(self.sizes)} can't be on so many hosts")
+        if not isinstance(self.keeps, str):
+            raise ValueError(f"keeps={self.keeps!r}: the reason, in words")
         for name, value in self.env:
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ValueError(f"env: {name!r}: {value!r}: names and values must be strings")

@@ -261,7 +261,8 @@ class Worlds:
         """Require that a test that has passed has left nothing in its ranks."""
         __tracebackhide__ = True
         result = yield
-        if request_of(pyfuncitem) is not None and (world := pyfuncitem.funcargs.get(FIXTURE)) is not None:
+        world: Any = pyfuncitem.funcargs.get(FIXTURE)
+        if request_of(pyfuncitem) is not None and world is not None:
             world.require_nothing_left()
         return result
 

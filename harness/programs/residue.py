@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.oracles.exact import kind, kind_of
+from harness.worlds import kept
 
 _POOLS = frozenset(("pt_autograd_",))
 """Prefixes of the names of threads that torch starts once and keeps."""
@@ -97,15 +97,15 @@ def take() -> State:
     return State(
         threads=_threads(),
         groups=tuple(tuple(dist.get_process_group_ranks(group)) for group in dist.distributed_c10d._world.pg_map),
-        global_hooks={name: len(hooks) for name, hooks in vars(modules).items() if name in _GLOBAL_HOOKS},
-        modes=_modes(),
+        global_hooks=kept.global_hooks(),
+        modes=kept.modes(),
         default_dtype=torch.get_default_dtype(),
         default_device=torch.get_default_device(),
         grad=torch.is_grad_enabled(),
         inference=torch.is_inference_mode_enabled(),
         autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(),
         anomaly=torch.is_anomaly_enabled(),
-        saved_tensor_hooks=_has_saved_tensor_hooks(),
+        saved_tensor_hooks=kept.has_saved_tensor_hooks(),
         deterministic=(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -119,10 +119,6 @@ def take() -> State:
 
 _OF_INDUCTOR = ("_TORCHINDUCTOR_", "TRITON_")
 """How variables begin that Inductor sets once per process, for its compiled code and for Triton."""
-
-_GLOBAL_HOOKS = frozenset(
-    n for n, hooks in vars(modules).items() if n.startswith("_global_") and isinstance(hooks, dict)
-)
 
 
 def left(before: State, *, groups_freed: bool = True, on_device: bool = False) -> list[Left]:
@@ -234,16 +230,6 @@ def _has_device() -> bool:
     return accelerator is not None and bool(torch.get_device_module(accelerator).is_initialized())
 
 
-def _modes() -> tuple[str, ...]:
-    dispatch = [torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
-    functions = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    return tuple(type(mode).__name__ for mode in (*dispatch, *functions))
-
-
-def _has_saved_tensor_hooks() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
 # random state
 
 
@@ -273,12 +259,12 @@ class Remains:
         ``patient``: whether other threads get a moment to release them, as those of autograd and of gloo may only do
         after this thread has gone on.
         """
-        kept = self._there()
+        left = self._there()
         until = time.monotonic() + (_PATIENCE if patient else 0)  # from here on, as a collection may take long
-        while kept and time.monotonic() < until:
+        while left and time.monotonic() < until:
             time.sleep(0.001)
-            kept = self._there()
-        return kept
+            left = self._there()
+        return left
 
     def _there(self) -> list[Left]:
         gc.collect()

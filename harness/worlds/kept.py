@@ -86,18 +86,55 @@ def require_nothing(before: State, ranks: int) -> None:
     Errors: :class:`KeptError`.
     """
     until = time.monotonic() + _PATIENCE
-    while (left := _changed(before, State.take()) + _tensors(ranks)) and time.monotonic() < until:
+    while not (left := _look(before, ranks)).nothing and time.monotonic() < until:
+        left.tensors.clear()
         time.sleep(0.01)  # until other threads have released it
-    if left:
-        raise KeptError(f"when the test had ended, something of it was still there: {'; '.join(left)}")
+    if not left.nothing:
+        raise KeptError(f"when the test had ended, something of it was still there: {'; '.join(left.told())}")
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What is there and was not before."""
+
+    changes: list[str]
+    """Phrases."""
+    tensors: list[Any]
+
+    @property
+    def nothing(self) -> bool:
+        return not self.changes and not self.tensors
+
+    def told(self) -> list[str]:
+        """Return phrases, which say of the first tensors what refers to them."""
+        gc.unfreeze()  # or the collector does not know of what was there before the test
+        number = len(self.tensors)
+        described = [_described(self.tensors, i) for i in range(min(number, _MOST))]
+        more = [f"and {number - _MOST} more"] if number > _MOST else []
+        tensors = f"{number} tensor{'s' * (number > 1)}: {'; '.join(described + more)}"
+        return [*self.changes, *([tensors] if number else [])]
+
+
+def _look(before: State, ranks: int) -> _Left:
+    now = State.take()
+    changes = _changed(before, now)
+    if _has_compiled():  # what Dynamo compiles and caches holds tensors, and returns collectives that nobody waits for
+        return _Left(changes, [])
+    if number := max(0, now.works - before.works):
+        changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
+    gc.collect()
+    tensors = list(_alive(gc.get_objects(), ranks))
+    return _Left(changes, [] if any(map(_is_flat_parameter, tensors)) else tensors)
+
+
+def _has_compiled() -> bool:
+    """Return whether Dynamo has compiled anything in this process."""
+    convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return convert_frame is not None and convert_frame.FRAME_COUNTER > 0
 
 
 def _changed(before: State, now: State) -> list[str]:
-    changes = []
-    if now.works > before.works:
-        number = now.works - before.works
-        changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
-    changes += [
+    changes = [
         f"{name}: {now.hooks[name]} hooks, {n} before" for name, n in before.hooks.items() if now.hooks[name] != n
     ]
     for field in ("modes", "saved_tensor_hooks", "inference", "autocast"):
@@ -110,26 +147,6 @@ def _changed(before: State, now: State) -> list[str]:
         if now.switches.get(name) != was
     ]
     return changes
-
-
-def _tensors(ranks: int) -> list[str]:
-    """Describe the tensors that are still there; [] if there are none, or if compiled code may hold them."""
-    if _has_compiled():
-        return []
-    gc.collect()
-    objects = gc.get_objects()
-    found = list(_alive(objects, ranks))
-    if not found or any(_is_flat_parameter(tensor) for tensor in found):
-        return []
-    parts = [_described(found[i], (objects, found)) for i in range(min(len(found), _MOST))]
-    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
-    return [f"{len(found)} tensor{'s' * (len(found) > 1)}: {'; '.join(parts + more)}"]
-
-
-def _has_compiled() -> bool:
-    """Return whether Dynamo has compiled anything in this process.  What it compiles and caches holds tensors."""
-    convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
-    return convert_frame is not None and convert_frame.FRAME_COUNTER > 0
 
 
 def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
@@ -152,15 +169,16 @@ def _is_flat_parameter(tensor: Any) -> bool:
     return getattr(tensor, "_is_flat_param", False) is True
 
 
-def _described(tensor: Any, ours: tuple[list[Any], list[Any]]) -> str:
-    """Describe a tensor, and say what of Python refers to it."""
-    names = []
-    for holder in gc.get_referrers(tensor):
-        if type(holder).__name__ != "frame" and all(holder is not own for own in ours):
-            names.append(_name(holder, tensor))
-    dtype = str(tensor.dtype).removeprefix("torch.")
+def _described(tensors: list[Any], i: int) -> str:
+    """Describe one of these tensors, and say what of Python refers to it."""
+    names = [
+        _name(holder, tensors[i])
+        for holder in gc.get_referrers(tensors[i])
+        if holder is not tensors and type(holder).__name__ != "frame"
+    ]
+    dtype = str(tensors[i].dtype).removeprefix("torch.")
     holders = f"held by {', '.join(names[:3])}" if names else "held by no object of Python"
-    return f"{type(tensor).__name__} {dtype}{list(tensor.shape)}, {holders}"
+    return f"{type(tensors[i]).__name__} {dtype}{list(tensors[i].shape)}, {holders}"
 
 
 def _name(holder: Any, held: Any) -> str:

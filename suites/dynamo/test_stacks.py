@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fixtures.models import HIDDEN, INPUTS, OUTPUTS, TwoLayers
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate, replicate_fsdp
 from harness.stacks.tracing import Tracer
 
@@ -243,6 +243,43 @@ def test_cuts(
             assert [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs] == layers
 
     world.run(body)
+
+
+class Refusing(nn.Module):
+    """A layer that refuses NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.isnan().any():
+            raise ValueError("NaN is refused")
+        output: torch.Tensor = self.layer(x)
+        return output
+
+
+@requirement(
+    "DYN-DDP-5602",
+    "A forward under DDP or composable DDP that raised an error does not change where graphs of other models end.",
+    source="torch/_dynamo/backends/distributed.py: DDPOptimizer; replicate.py: _active_ddp_module",
+)
+@pytest.mark.parametrize("stack", [_ddp, _replicated], ids=["ddp", "replicate"])
+@pytest.mark.world(1)
+def test_cuts_after_an_error(world: World, stack: Callable[..., nn.Module]) -> None:
+    """Train one step, let the next forward fail, and compile a model of five layers that is under nothing."""
+
+    def body(rank: Rank) -> list[int]:
+        x = torch.ones(1, WIDE, device=rank.device)
+        failing = stack(Refusing(), rank, bucket_cap_mb=1)
+        failing(x).sum().backward()
+        with pytest.raises(ValueError, match="NaN is refused"):
+            failing(x * torch.nan)
+        tracer = Tracer("eager")
+        torch.compile(Stacked().to(rank.device), backend=tracer)(x)
+        return [sum(o.name == "linear" for o in graph.operators) for graph in tracer.graphs]
+
+    assert_on_ranks([[5]], world.run(body))
 
 
 class TwoNames(OwnLayers):

@@ -482,7 +482,7 @@ def parallel_layers() -> nn.Sequential:
     "ranks do not divide their features.",
     source=f"{SOURCE}; torch.distributed.tensor.parallel",
 )
-@pytest.mark.world(4, 8)
+@pytest.mark.world(4, 8, keeps="results of reentrantly checkpointed layers: the finding tp_reentrant_works")
 def test_tensor_parallel(world: World) -> None:
     """Checkpoint the layers together, each or none; replicate or shard over two ranks, or on eight over both."""
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -119,3 +121,25 @@ def test_operators(world: World, kind: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-LIFE-5601",
+    "Tensor-parallel layers that are checkpointed keep nothing of a backward once it has ended.",
+    source="torch.utils.checkpoint.checkpoint; torch.distributed.tensor.parallel.parallelize_module",
+)
+@pytest.mark.parametrize("reentrant", [False, True], ids=["saved", "reentrant"])
+@pytest.mark.world(2)
+def test_checkpointed_layers(world: World, reentrant: bool) -> None:
+    """Train columns and rows, together and layer by layer; the ranks look for what is left when the test ends."""
+
+    def body(rank: Rank) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(rank.device)
+        parallelize_module(model, rank.mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for modules in ([model], list(model)):
+            x = floats(2, 4).float().to(rank.device).requires_grad_()
+            for module in modules:
+                x = checkpoint(module, x, use_reentrant=reentrant)
+            x.sum().backward()
+
+    world.run(body)

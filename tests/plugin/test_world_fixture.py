@@ -16,6 +16,8 @@ TESTS = """
     import time
 
     import pytest
+    import torch
+    from harness import requirement
 
     def about(rank):
         return rank.index, rank.size, rank.backend, rank.device.type
@@ -96,6 +98,24 @@ TESTS = """
 
     def test_after_all_that(world):
         world.run(about)
+
+    def keep(rank):
+        if rank.index:
+            torch.kept = torch.ones(3)
+
+    proves = requirement("ANY-KEPT-01", "Nothing is kept.", source="torch")
+
+    @proves
+    def test_keeps(world):
+        world.run(keep)
+
+    @proves
+    @pytest.mark.world(2, keeps="it is wanted")
+    def test_means_to_keep(world):
+        world.run(keep)
+
+    def test_proves_nothing(world):
+        world.run(keep)
 """
 
 NOTES_WHAT_IS_STARTED = """
@@ -124,7 +144,7 @@ def of(session: Session, test: str) -> TestResult:
 
 def test_counts(session: Session) -> None:
     """pytest counts the tests as it counts any other."""
-    assert session.counts == {"passed": 11, "failed": 3, "skipped": 3, "errors": 1, "xfailed": 1}
+    assert session.counts == {"passed": 13, "failed": 4, "skipped": 3, "errors": 1, "xfailed": 1}
     assert session.code == 1
 
 
@@ -142,6 +162,8 @@ def test_counts(session: Session) -> None:
         "test_fresh[2ranks-1]",
         "test_fresh[2ranks-2]",
         "test_after_all_that[2ranks]",
+        "test_means_to_keep[2ranks]",
+        "test_proves_nothing[2ranks]",
     ],
 )
 def test_a_test_gets_the_world_that_its_mark_says(session: Session, test: str) -> None:
@@ -169,6 +191,14 @@ def test_world_that_is_not_used(session: Session) -> None:
         "failed",
         "Failed: no rank ran anything: the test has a world and never called world.run",
     )
+
+
+def test_rank_that_keeps_something(session: Session) -> None:
+    """A test that proves a requirement fails if a rank keeps a tensor of it, unless its mark says why."""
+    found = of(session, "test_keeps[2ranks]")
+    assert found.verdict == "failed"
+    assert "rank 1 of 2 failed first" in found.headline
+    assert "1 tensor: Tensor float32[3], held by the entry 'kept' of a dict" in found.headline
 
 
 def test_rank_that_skips_itself(session: Session) -> None:

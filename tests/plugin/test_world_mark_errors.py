@@ -23,6 +23,7 @@ BAD_MARKS = {
     "imports_text": ("(2, imports='os')", "imports='os': a list of names of modules"),
     "backend_number": ("(2, backend=3)", "backend=3: a name"),
     "network_unknown": ("(2, network='mine')", "network='mine': auto, private or host"),
+    "keeps_bool": ("(2, keeps=True)", "keeps=True: the reason, in words"),
     "warm_text": ("(2, warm='yes')", "warm='yes': True or False"),
 }
 
