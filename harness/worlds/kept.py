@@ -157,8 +157,13 @@ def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
         # not isinstance, which asks proxies for their class
         if issubclass(type(thing), torch.Tensor):
             whole = not (thing.dtype.is_floating_point or thing.dtype.is_complex)
-            if not (whole and thing.numel() <= ranks):
+            if not whole or (thing.numel() > ranks and not _is_of_mesh(thing)):
                 yield thing
+
+
+def _is_of_mesh(tensor: Any) -> bool:
+    """Return whether a device mesh refers to a tensor, such as one of more ranks than there are."""
+    return any(type(holder).__name__ == "DeviceMesh" for holder in gc.get_referrers(tensor))
 
 
 def _is_flat_parameter(tensor: Any) -> bool:

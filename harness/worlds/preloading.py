@@ -46,6 +46,7 @@ PRELOAD = (
     "torch._inductor.compiler_bisector",
     "torch._subclasses.schema_check_mode",
     "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel.ddp",
     "torch.distributed.tensor.debug",

@@ -81,7 +81,7 @@ def calls(x: torch.Tensor) -> Calls:
     "torch.distributed._functional_collectives: 'is deprecated. Please use'",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="PyTorch 2.13 deprecates them")
-@pytest.mark.world(1)
+@pytest.mark.world(1, keeps="results that nothing uses")
 def test_deprecated(world: World) -> None:
     """Call each twice, and what takes its place."""
 

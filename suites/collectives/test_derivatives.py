@@ -276,7 +276,7 @@ def test_results_left_out(world: World) -> None:
     "torch.distributed._functional_collectives: all_reduce_coalesced; torch.autograd.Function: undefined gradients "
     "are zeros",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="results that are left out")
 def test_results_of_lists_left_out(world: World) -> None:
     """The lists have two tensors, of which one is used by each rank, or by both."""
     names = ("all_reduce_coalesced", "all_gather_single_coalesced", "reduce_scatter_single_coalesced")

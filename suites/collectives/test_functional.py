@@ -317,7 +317,7 @@ def test_permutation(world: World, ranks: tuple[int, ...]) -> None:
 )
 @GROUPS
 @pytest.mark.parametrize("name", here(["isend_inplace", "batch_p2p_ops_inplace"]))
-@pytest.mark.world(3)
+@pytest.mark.world(3, keeps="messages that nothing waits for")
 def test_messages(world: World, name: str, ranks: tuple[int, ...]) -> None:
     """Each member sends to the next by global rank; a batch sends all messages at once, by ranks in the group.
 

@@ -384,7 +384,7 @@ def test_along_dimensions(world: World, dimension: int) -> None:
     source="torch.Tensor.sum: its gradient is expanded",
 )
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"])
-@pytest.mark.world(2, 3)
+@pytest.mark.world(2, 3, keeps="results of forwards, which nothing uses")
 def test_expanded(world: World, name: str) -> None:
     """The gradient of every output element is one number per rank, in functional forms."""
 

@@ -69,7 +69,7 @@ def _end(work: dist.Work, tensor: torch.Tensor) -> None:
         "wait",
     ],
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="a collective that timed out")
 def test_timeout_is_honoured(world: World, what: str) -> None:
     """The error comes neither before the timeout nor long after it."""
     for seconds in world.run(late, what, watch=False, timeout=30):

@@ -66,7 +66,7 @@ def recorded(rank: Rank) -> Iterator[list[tuple[Recording, list[int]]]]:
     "waited for or returned.",
     source="torch.distributed.Backend.register_backend; test_c10d_common.py: PythonProcessGroupExtensionTest",
 )
-@pytest.mark.world(3, warm=False)
+@pytest.mark.world(3, warm=False, keeps="what the backend of the test is given")
 def test_calls(world: World) -> None:
     """Call everything in the world and in a group without rank 0, at once or in flight, also in other forms."""
 
@@ -194,7 +194,7 @@ def test_calls(world: World) -> None:
     source="torch.distributed.Backend.register_backend; torch.distributed.batch_isend_irecv; test_c10d_pypg.py: "
     "TestBatchSendRecv",
 )
-@pytest.mark.world(3, warm=False)
+@pytest.mark.world(3, warm=False, keeps="what the backend of the test is given")
 def test_batches(world: World) -> None:
     """Send to and receive from the next member, in the world and in a group without rank 0; take the works."""
 
@@ -396,7 +396,7 @@ def test_timeouts_of_a_mesh(world: World) -> None:
     source="torch.distributed.Backend.register_backend: devices, str or list of str; new_group, init_process_group: "
     "backend, get_backend_config",
 )
-@pytest.mark.world(2, warm=False)
+@pytest.mark.world(2, warm=False, keeps="what the backend of the test is given")
 def test_devices_of_a_backend(world: World) -> None:
     """Make groups and worlds of each backend, by its name alone or with the device, and reduce in them."""
 

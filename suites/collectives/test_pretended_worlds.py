@@ -97,7 +97,7 @@ def written(me: int, *, needs: bool) -> dict[str, tuple[Callable[[], Any], list[
     source="torch.distributed.Backend: FAKE; test_fake_pg.py: TestFakePG",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the fake backend leaves some results unwritten")
-@pytest.mark.world(1)
+@pytest.mark.world(1, keeps="results that nothing uses")
 def test_own_data(world: World) -> None:
     """Call each collective as each of three ranks, with inputs that require gradients or not; then functional ones."""
 
@@ -138,7 +138,7 @@ def test_own_data(world: World) -> None:
     source="torch.distributed.Backend: FAKE; test_fake_pg.py: test_error_on_collective",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, the fake backend refuses less")
-@pytest.mark.world(1)
+@pytest.mark.world(1, keeps="results that nothing uses")
 def test_what_is_refused(world: World) -> None:
     """Give lists that are too short, sizes that cannot be divided, and a rank that is too large; other groups work."""
 

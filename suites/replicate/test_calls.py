@@ -375,7 +375,7 @@ def test_mixed_precision(world: World) -> None:
     source=SOURCE,
 )
 @pytest.mark.parametrize("failing", ["forward", "backward"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="the module whose forward failed: the finding replicate_active_after_failure")
 def test_after_a_failure(world: World, failing: str) -> None:
     """The second of three steps raises an error after the first of two layers."""
 

@@ -40,7 +40,7 @@ def becomes(gradients: list[torch.Tensor | None], right: list[list[float]]) -> b
     source=SOURCE,
 )
 @pytest.mark.parametrize("delayed", [["2.weight"], ["1.weight", "2.weight"]], ids=["one", "two"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
 def test_delayed(world: World, delayed: list[str]) -> None:
     """Three layers, of which the first is hooked; gradients are cleared to None or to zero, or add up."""
 
@@ -87,5 +87,27 @@ def test_half_given(world: World) -> None:
             DistributedDataParallel(module, delay_all_reduce_named_params=[("1.weight", module[1].weight)])
         with pytest.raises(ValueError, match="param_to_hook_all_reduce"):
             DistributedDataParallel(module, param_to_hook_all_reduce=module[0].weight)
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-DELAY-5603",
+    "A model under DDP is freed once nothing refers to it, also with delayed parameters.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("delayed", [False, True], ids=["usual", "delayed"])
+@pytest.mark.world(1)
+def test_freed(world: World, delayed: bool) -> None:
+    """Train one step; the rank looks for what is left when the test ends."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        options: dict[str, Any] = {}
+        if delayed:
+            options["delay_all_reduce_named_params"] = [("1.weight", module[1].weight)]
+            options["param_to_hook_all_reduce"] = module[0].weight
+        model = DistributedDataParallel(module, **options)
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
 
     world.run(body)

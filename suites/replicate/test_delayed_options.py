@@ -36,7 +36,7 @@ def gradients(rank: Rank, model: Any, dtype: torch.dtype = torch.float32, wait: 
 
 @requirement("DDP-DELAY-333", "Delayed parameters may have any floating-point dtype.", source=SOURCE)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
 def test_dtypes(world: World, dtype: str) -> None:
     """The second of two layers is delayed."""
 
@@ -49,7 +49,7 @@ def test_dtypes(world: World, dtype: str) -> None:
 
 @requirement("DDP-DELAY-334", "The all-reduces of all parameters may be delayed.", source=SOURCE)
 @pytest.mark.parametrize("names", [["1.weight"], ["0.weight", "1.weight"]], ids=["one", "all"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
 def test_all(world: World, names: list[str]) -> None:
     """The hooked parameter may be delayed itself; then it is in the buffer after its all-reduce, so only made."""
 
@@ -65,7 +65,7 @@ def test_all(world: World, names: list[str]) -> None:
     source=SOURCE,
 )
 @pytest.mark.parametrize("names", [["2.weight"], ["1.weight", "2.weight"]], ids=["one", "all"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
 def test_beside_frozen(world: World, names: list[str]) -> None:
     """The first of three layers is frozen."""
 
@@ -104,7 +104,7 @@ class Pending:
     source=SOURCE,
 )
 @pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
 def test_finished(world: World, late: bool) -> None:
     """Asynchronous all-reduces are done at once, or only when they are waited for."""
 

@@ -61,7 +61,7 @@ def named(message: str, model: nn.Module) -> list[str]:
     "others.",
     source="torch.distributed: TORCH_DISTRIBUTED_DEBUG, 'the fully qualified name of all parameters that went unused'",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="the debug level")
 def test_unused(world: World) -> None:
     """Ranks use different parameters of a model, or of its copies, at every level; some are frozen or ignored."""
 
@@ -90,7 +90,7 @@ def test_unused(world: World) -> None:
     "The error about a parameter whose gradient a backward computes twice names it, and no other.",
     source="torch.nn.parallel.DistributedDataParallel: 'marked as ready twice'",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="the debug level")
 def test_ready_twice(world: World) -> None:
     """Each layer but the last in the backward is checkpointed twice by a reentrant checkpoint, at every level."""
 

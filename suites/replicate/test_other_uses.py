@@ -232,7 +232,7 @@ def test_jvp(world: World, case: str) -> None:
     source=f"{SOURCE}: find_unused_parameters; static_graph, 'model parameters outside of forward function'",
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="graphs of backwards that failed")
 def test_outside_of_the_forward(world: World, how: str) -> None:
     """Run two backwards in either order, then call a layer that a forward returned, for three steps."""
 
@@ -552,7 +552,7 @@ def test_create_graph(world: World, how: str) -> None:
     "backward(create_graph=True) averages the gradient of a module with one parameter in every step.",
     source="torch.Tensor.backward: create_graph; distributed_test.py: test_ddp_create_graph",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="parameters whose gradients have graphs, which refer to them")
 def test_create_graph_of_one_parameter(world: World) -> None:
     """Square the parameter in six steps, under every option, with gradients that are cleared or that accumulate."""
 

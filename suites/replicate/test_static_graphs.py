@@ -110,7 +110,7 @@ def test_forwards_alone(world: World, how: str) -> None:
     "A static graph that changes after the first step, or that is only called static then, is an error.",
     source=f"{SOURCE}, 'the set of used and unused parameters will not change during the whole training loop'",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="graphs of backwards that failed")
 def test_changes(world: World) -> None:
     """Use one layer more or one less in the second or third step; the error comes at the next one at the latest."""
     every: list[list[list[int]]] = [[[0], [0, 1]], [[0, 1], [0]], [[0, 1, 2], [0, 1, 2], [1, 2]], [[1], [1], [1, 2]]]

@@ -96,7 +96,7 @@ class Product(nn.Module):
     "the same gather.",
     source=SOURCE,
 )
-@pytest.mark.world(4)
+@pytest.mark.world(4, keeps="tensors that refer to their modules")
 def test_coded(world: World) -> None:
     """Take three steps with both signatures, hooks of one tensor, uneven shards, replicas, and kept or cast weights."""
     narrow = torch.bfloat16
@@ -144,7 +144,7 @@ def test_coded(world: World) -> None:
     "when they get memory.",
     source=f"{SOURCE}; torch.nn.Module.to_empty",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="tensors that refer to their modules")
 def test_on_meta(world: World) -> None:
     """Manage a model on the meta device, give it memory and values, and take three steps, kept gathered or not."""
 

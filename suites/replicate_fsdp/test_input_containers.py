@@ -144,7 +144,7 @@ ORDERS: list[list[str]] = [["query", "key", "value"], ["value", "query", "key"],
     "'in the same traversal order'",
 )
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, tensors in dataclasses are not found")
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="modules that store their inputs, in whose graphs they are")
 def test_arrive(world: World) -> None:
     """Give tensors with and without gradients by name in several orders, in dicts, and in each container."""
 

@@ -246,7 +246,7 @@ def test_all_reduce_hooks(world: World) -> None:
     "offloaded parameters.",
     source="torch.Tensor.register_post_accumulate_grad_hook; torch.distributed.fsdp: fully_shard, CPUOffloadPolicy",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="parameters whose hooks refer to them")
 def test_post_accumulate_hooks(world: World) -> None:
     """Train in hooks of the root and of a part, over backwards with and without synchronization; then remove a hook."""
     kept: dict[str, OffloadPolicy] = {"kept": OffloadPolicy(), "offloaded": CPUOffloadPolicy(pin_memory=False)}

@@ -282,7 +282,7 @@ class Returning(nn.Module):
     source=f"{SOURCE}: param_dtype, cast_forward_inputs, output_dtype",
 )
 @pytest.mark.parametrize("stack", ["sharded", "replicated"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="modules that store their inputs, in whose graphs they are")
 def test_containers(world: World, stack: str) -> None:
     """Pass each by position and by keyword, and return it, with a policy that casts inputs, outputs, both or none."""
     check_containers(world, stack, [name for name in CONTAINERS if name not in OWN_SEQUENCES])
@@ -294,7 +294,7 @@ def test_containers(world: World, stack: str) -> None:
     source=f"{SOURCE}: param_dtype, cast_forward_inputs, output_dtype",
 )
 @pytest.mark.parametrize("stack", ["sharded", "replicated"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="modules that store their inputs, in whose graphs they are")
 def test_own_sequences(world: World, stack: str) -> None:
     """Pass and return a list and a tuple of classes of their own, as the other containers."""
     check_containers(world, stack, OWN_SEQUENCES)

@@ -442,7 +442,7 @@ def test_counts(world: World) -> None:
     source="torch.distributed.tensor.debug.CommDebugMode: get_comm_counts",
 )
 @pytest.mark.needs(collective="all_to_all")
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="results that nothing uses")
 def test_kinds_of_collectives(world: World) -> None:
     """Call every collective alone and then all of them in one use; barriers and waiting count for nothing."""
 
@@ -492,7 +492,7 @@ def test_kinds_of_collectives(world: World) -> None:
     "parameters with their placements.",
     source="torch.distributed.tensor.debug.CommDebugMode: comm_module_counts, generate_comm_debug_tracing_table",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="results that nothing uses")
 def test_counts_of_modules(world: World) -> None:
     """Use one mode for a model of nested layers and then for a smaller one; both are partly tensor parallel."""
 

@@ -96,7 +96,7 @@ if runs_with("<2.13"):  # which has no backward of it
     source=f"{SOURCE}; pytorch/pytorch#149764",
 )
 @pytest.mark.parametrize("kind", AGAIN)
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="masks of lookups, whose results are not put together")
 def test_gradients_again(world: World, kind: str) -> None:
     """Give each argument in turn, and the first one again; the gradient of the result arrives replicated."""
 

@@ -98,7 +98,7 @@ def test_average(world: World, dtype: str) -> None:
     source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel, SequenceParallel",
 )
 @pytest.mark.parametrize("mode", ["train", "evaluate"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="outputs that nothing waits for")
 def test_freed(world: World, mode: str) -> None:
     """Drop inputs and outputs, local and DTensors, of linear layers, an embedding and a norm."""
 

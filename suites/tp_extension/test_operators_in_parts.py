@@ -391,7 +391,7 @@ LOOKUPS: dict[str, tuple[tuple[tuple[Placement, Placement], tuple[Placement, Pla
     source=SOURCE,
 )
 @pytest.mark.parametrize("which", LOOKUPS)
-@pytest.mark.world(4)
+@pytest.mark.world(4, keeps="masks of lookups that failed")
 def test_lookups(world: World, which: str) -> None:
     """Look up sequences of tokens, and put the result together once."""
 

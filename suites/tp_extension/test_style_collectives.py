@@ -98,7 +98,7 @@ def launched(counts: CommDebugMode) -> list[str]:
     "With src_data_rank=None, parallelizing a module does not communicate.",
     source="torch.distributed.tensor.parallel.parallelize_module: src_data_rank",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="outputs that nothing waits for")
 def test_collectives(world: World) -> None:
     """Give local tensors and DTensors that require a gradient or not, and tokens to embeddings."""
 

@@ -391,7 +391,7 @@ def test_collectives(world: World) -> None:
     source="torch/distributed/fsdp/_exec_order_utils.py: _ExecOrderData; test_fsdp_exec_order.py",
 )
 @pytest.mark.parametrize("strategy", STRATEGIES[:2], ids=lambda strategy: strategy.name)
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="the debug level")
 def test_order(world: World, strategy: ShardingStrategy) -> None:
     """Two modules of one size come in the other order, in training or evaluation, in the first step or later."""
 
