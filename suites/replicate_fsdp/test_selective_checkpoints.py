@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fixtures.managed import ways
@@ -100,6 +101,93 @@ def test_changed_results(world: World) -> None:
                     trained(rank, model)
 
     world.run(body)
+
+
+class Twice(Region):
+    """A layer that a checkpointed region calls twice, with a sine after each call, and an exponential at last."""
+
+    def region(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.layer(x).sin()).sin().exp()
+        return result
+
+
+class Counts(TorchDispatchMode):
+    """Count calls of some operators, none of which a gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = dict.fromkeys(operators("addmm", "sin", "exp"), 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self.calls:
+            self.calls[function] += 1
+        return function(*args, **(kwargs or {}))
+
+
+SAVED: dict[str, tuple[Any, tuple[int, int, int]]] = {
+    "list": (("addmm",), (0, 2, 1)),
+    "lists": (("sin", "addmm"), (0, 0, 1)),
+    "all": ("PREFER_SAVE", (0, 0, 0)),
+    "none": ("MUST_RECOMPUTE", (2, 2, 1)),
+    "preferably none": ("PREFER_RECOMPUTE", (2, 2, 1)),
+    "each first": ({1: "PREFER_SAVE"}, (1, 1, 0)),
+    "each second": ({2: "MUST_SAVE"}, (1, 1, 1)),
+}
+"""What is saved, by operators or by the number of a call, and how often a layer, a sine, an exponential run again."""
+
+
+@requirement(
+    "RFSDP-CKPT-5485",
+    "The backward of a selective checkpoint computes again the operators that its policy does not save, and no others.",
+    source=f"{SOURCE}: 'a list of operations', CheckpointPolicy: 'will not be recomputed during the backward pass'",
+)
+@requirement(
+    "RFSDP-CKPT-5486",
+    "The policy of a selective checkpoint is asked once for each operator of the forward, whose result it is given.",
+    source="torch.utils.checkpoint.SelectiveCheckpointContext: 'only called during the forward pass', op_output",
+)
+@pytest.mark.world(2)
+def test_computed_again(world: World) -> None:
+    """Save operators of a list, all, none, or the first or second call of each, in managed modules; take two steps."""
+
+    def body(rank: Rank) -> None:
+        for (way, manage), (what, (saved, due)) in zip(itertools.cycle(ways(rank).items()), SAVED.items()):
+            asked: list[Any] = []
+
+            def chosen(context: Any, op: Any, *args: Any, saved: Any = saved, asked: Any = asked, **kw: Any) -> Any:
+                assert not context.is_recompute
+                asked.append((op, context.op_output))
+                name = saved.get([o for o, _ in asked].count(op)) if isinstance(saved, dict) else saved
+                return CheckpointPolicy[name or "MUST_RECOMPUTE"]
+
+            policy = operators(*saved) if isinstance(saved, tuple) else chosen
+            contexts = partial(create_selective_checkpoint_contexts, policy)
+            model: Any = manage(Twice(False, context_fn=contexts).to(rank.device))
+            right: Any = manage(Twice(False).to(rank.device))
+            for step in range(2):
+                where = f"{way}, {what}, step {step}"
+                asked.clear()
+                x = torch.tensor([[0.25, -0.5]], device=rank.device, requires_grad=True)
+                loss = model(x).sum()
+                before = len(asked)
+                with Counts() as counts:
+                    loss.backward()
+                assert tuple(counts.calls.values()) == due, f"{where}: {list(counts.calls.values())}"
+                assert len(asked) == before, f"{where}: asked {len(asked) - before} times in the backward"
+                if policy is chosen:
+                    found = [o for o, _ in asked if o in counts.calls]
+                    assert found == operators("addmm", "sin", "addmm", "sin", "exp"), where
+                    assert asked[-1][1].sum().item() == loss.item(), where
+                gradients = [*replicate_fsdp.gradients(model).values(), x.grad]
+                for one, other in zip(gradients, flat(trained(rank, right)), strict=True):
+                    torch.testing.assert_close(one, other, msg=where)
+
+    world.run(body)
+
+
+def flat(results: tuple[list[torch.Tensor], torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Return gradients of parameters and of the input in one list."""
+    return [*results[0], results[1]]
 
 
 @requirement(
