@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -19,56 +20,71 @@ SOURCE = "torch.distributed.pipelining"
 OLD = pytest.mark.skipif(
     runs_with("<2.12"), reason="unsupported: before 2.12, a schedule's first call decides what later ones can do"
 )
-ROWS = 2
+ROWS = 3
 """Rows of a microbatch."""
 
 
 class Part(nn.Module):
-    """A stage that takes two tensors and passes on two, of which both or one have gradients; the last returns one."""
+    """A stage that takes two tensors and passes on two, of which both or one have gradients; the last returns one.
 
-    def __init__(self, index: int, count: int, both: bool) -> None:
+    A turned pipeline splits its second input and its output along their second dimension.
+    """
+
+    def __init__(self, index: int, count: int, both: bool, turned: bool) -> None:
         super().__init__()
-        self.index, self.count, self.both = index, count, both
+        self.index, self.count, self.both, self.turned = index, count, both, turned
         self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [-1.0, 1.0 + index % 2]], dtype=torch.float64))
 
-    def forward(self, a: torch.Tensor, b: torch.Tensor, *, factor: torch.Tensor, shift: int = 1) -> Any:
-        """Map two of double[rows, 2] (the first stage takes the second as columns) to two, or to their sum."""
-        b = b.T if self.index == 0 else b
+    def forward(self, a: torch.Tensor, b: torch.Tensor, *, factor: torch.Tensor, shift: Any) -> Any:
+        """Map two of double[rows, 2] to two, or to their sum."""
+        b = b.T.contiguous() if self.index == 0 and self.turned else b
         b = b * factor * (self.weight.sum().sign() if self.both else 1)
-        a = a @ self.weight + b * shift
-        return (a + b).T if self.index == self.count - 1 else (a, b)
+        a = a @ self.weight + b * (shift.T if isinstance(shift, torch.Tensor) else shift)
+        if self.index < self.count - 1:
+            return a, b
+        return (a + b).T if self.turned else a + b
 
 
 def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the sum of products with the target."""
-    return (output.T * target).sum()
+    return ((output if output.shape == target.shape else output.T) * target).sum()
 
 
-def batch(step: int, parts: int, device: Any) -> tuple[torch.Tensor, ...]:
+def batch(step: int, parts: int, turned: bool, device: Any) -> tuple[torch.Tensor, ...]:
     """Return the inputs of a step, their factors and targets, of some microbatches."""
     x = (torch.arange(2.0 * ROWS * parts, dtype=torch.float64, device=device).view(-1, 2) + step) % 5 - 2
-    return x, (x + 1).T.contiguous(), (x[:, :1] % 2) + 1, x.flip(0) + 1
+    return x, (x + 1).T.contiguous() if turned else x + 1, (x[:, :1] % 2) + 1, x.flip(0) + 1
 
 
-def alone(stages: nn.ModuleList, step: int, parts: int, device: Any, shift: int) -> tuple[list[Any], list[Any]]:
-    """Return the outputs and the losses of the microbatches."""
-    x, w, factor, y = batch(step, parts, device)
+def alone(stages: nn.ModuleList, parts: int, shift: Any, given: tuple[torch.Tensor, ...]) -> tuple[Any, list[Any]]:
+    """Return the output, and the losses of the microbatches."""
+    shifts = shift.chunk(parts, 1) if isinstance(shift, torch.Tensor) else [shift] * parts
+    x, w, factor, y = given
     outputs, losses = [], []
-    for a, b, one, target in zip(x.chunk(parts), w.chunk(parts, 1), factor.chunk(parts), y.chunk(parts), strict=True):
-        passed: Any = (a, b)
+    columns, every = (
+        w.chunk(parts, int(w.shape[0] == 2)),
+        zip(x.chunk(parts), factor.chunk(parts), y.chunk(parts), strict=True),
+    )
+    for number, (a, one, target) in enumerate(every):
+        passed: Any = (a, columns[number])
         for stage in stages:
-            passed = stage(*passed, factor=one, shift=shift)
+            passed = stage(*passed, factor=one, shift=shifts[number])
         outputs.append(passed)
         losses.append(total(passed, target))
-    return outputs, losses
+    return torch.cat(outputs, int(outputs[0].shape[0] == 2)), losses
 
 
-NUMBERS: list[tuple[Any, int, int]] = [
-    *((schedule, 1, parts) for schedule, parts in itertools.product(SINGLE, (2, 3, 5))),
-    *((schedule, 3, parts) for schedule, parts in itertools.product((*LOOPED, SPLIT[0]), (2, 3, 6))),
-    *((schedule, 2, parts) for schedule, parts in itertools.product(V_SHAPED, (4, 5))),
+NUMBERS: list[tuple[Any, int, int, bool]] = [
+    (SINGLE[0], 1, 3, True),
+    (SINGLE[1], 1, 5, True),
+    (SINGLE[1], 1, 2, False),
+    (LOOPED[0], 3, 3, False),
+    (LOOPED[1], 3, 3, True),
+    (SPLIT[0], 3, 3, True),
+    (V_SHAPED[0], 2, 5, True),
+    (V_SHAPED[1], 2, 5, False),
 ]
-"""Schedules, stages of each rank, and microbatches."""
+"""Schedules, stages of each rank, microbatches, and whether both tensors that stages pass on have gradients."""
 
 
 @requirement(
@@ -89,40 +105,43 @@ NUMBERS: list[tuple[Any, int, int]] = [
     source=f"{SOURCE}: ScheduleInterleaved1F1B: 'relaxing the requirement of num_microbatch % pp_size == 0'",
 )
 @OLD
-@pytest.mark.parametrize("both", [True, False], ids=["gradients of both", "gradients of one"])
 @pytest.mark.world(2)
-def test_arguments(world: World, both: bool) -> None:
+def test_arguments(world: World) -> None:
     """Take two steps, with an evaluation between, and give the list for losses twice."""
 
     def body(rank: Rank) -> None:
-        for schedule, each, parts in NUMBERS:
+        for number, (schedule, each, parts, both) in enumerate(NUMBERS):
             what = f"{schedule.__name__}, {each} stages, {parts} microbatches"
             count = each * rank.size
             places = [rank.index + rank.size * n for n in range(each)]
             if schedule in V_SHAPED:
                 places[1] = count - 1 - rank.index
-            own = {place: Part(place, count, both).to(rank.device) for place in places}
-            model = nn.ModuleList(Part(place, count, both).to(rank.device) for place in range(count))
+            turned = "args_chunk_spec" in inspect.signature(schedule).parameters
+            model = nn.ModuleList(Part(place, count, both, turned) for place in range(count)).to(rank.device)
+            own = {place: Part(place, count, both, turned).to(rank.device) for place in places}
             stages = [PipelineStage(module, place, count, rank.device) for place, module in own.items()]
-            runs = schedule(
-                stages[0] if schedule in SINGLE else stages,
-                parts,
-                loss_fn=total,
-                args_chunk_spec=TensorChunkSpec.from_tuple((0, 1)),
-                kwargs_chunk_spec=TensorChunkSpec.from_dict({"factor": 0, "shift": 0}),
-                output_merge_spec=TensorChunkSpec(1),
-            )
+            specs: dict[str, Any] = {}
+            if turned:
+                specs = {
+                    "args_chunk_spec": TensorChunkSpec.from_tuple((0, 1)),
+                    "kwargs_chunk_spec": TensorChunkSpec.from_dict({"factor": 0, "shift": 1}) if number % 2 else None,
+                    "output_merge_spec": TensorChunkSpec(1),
+                }
+            runs = schedule(stages[0] if schedule in SINGLE else stages, parts, loss_fn=total, **specs)
             losses: list[torch.Tensor] = []
-            for step, (how, shift) in enumerate((("step", 1), ("eval", 2), ("step", 3))):
-                if how == "eval" and schedule in V_SHAPED:
-                    continue  # docs/findings/pipeline_v_evaluation.py
-                x, w, factor, y = batch(step, parts, rank.device)
+            for step, how in enumerate(("step", "eval", "step")):
+                shift: Any = step + 1
+                if turned and number % 2:
+                    shift = torch.arange(ROWS * parts, dtype=torch.float64, device=rank.device)[None] + shift
+                if how == "eval" and schedule not in SINGLE:
+                    continue
+                x, w, factor, y = batch(step, parts, turned, rank.device)
                 given = {"target": y, "losses": losses} if count - 1 in own else {}
                 with torch.set_grad_enabled(how == "step"):
                     output = getattr(runs, how)(*((x, w) if 0 in own else ()), factor=factor, shift=shift, **given)
-                outputs, due = alone(model, step, parts, rank.device, shift)
+                right, due = alone(model, parts, shift, (x, w, factor, y))
                 if count - 1 in own:
-                    assert output.tolist() == torch.cat(outputs, 1).tolist(), f"{what}: {how}"
+                    assert output.tolist() == right.tolist(), f"{what}: {how}"
                     assert [v.item() for v in losses] == [v.item() for v in due], f"{what}: {how}"
                 if how == "step":
                     model.zero_grad()
