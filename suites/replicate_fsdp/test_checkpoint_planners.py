@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from fixtures.states import assert_equal, whole
+from fixtures.states import WAYS_TO_SAVE, assert_equal, whole
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.checkpoint"
@@ -120,32 +120,25 @@ NAMES = ("rows", "step", "deeper.plain", "deeper.list.0", "deeper.list.1")
     source=f"{SOURCE}: SavePlanner: 'Rewriting state_dict', 'Modifying local plan and lookup in tandem'; LoadPlanner; "
     "DefaultSavePlanner.lookup_object, transform_object; DefaultLoadPlanner.transform_tensor, commit_tensor",
 )
-@pytest.mark.parametrize("how", PLANNERS)
 @pytest.mark.world(2)
-def test_own_planners(world: World, tmp_path: Path, how: str) -> None:
-    """Save at once or asynchronously, with one thread or two, in one file or several, twice with kept plans."""
-    save, load = PLANNERS[how]
-    written = (
-        {},
-        {"thread_count": 2},
-        {"single_file_per_rank": False},
-    )
+def test_own_planners(world: World, tmp_path: Path) -> None:
+    """Save twice at once, with kept plans, or later, with two threads or in several files; load with a planner of each."""
+    written: tuple[dict[str, Any], ...] = ({}, {"thread_count": 2}, {"single_file_per_rank": False})
 
     def body(rank: Rank) -> None:
         warnings.simplefilter("ignore")
-        for number, (files, later) in enumerate(itertools.product(written, (False, True))):
+        for how, (number, files) in itertools.product(PLANNERS, enumerate(written)):
+            save, load = PLANNERS[how]
+            later = number > 0
             what = f"{how}, {files}, {later=}"
             for step in range(1 + (number == 0)):
-                at = tmp_path / f"{number} {step}"
+                at = tmp_path / f"{how} {number} {step}"
                 given = state(rank, step + 1)
-                options = {
-                    "storage_writer": checkpoint.FileSystemWriter(at, sync_files=False, **files),  # type: ignore[arg-type]
+                options: dict[str, Any] = {
+                    "storage_writer": checkpoint.FileSystemWriter(at, sync_files=False, **files),
                     "planner": save(enable_plan_caching=number == 0),
                 }
-                if later:
-                    checkpoint.async_save(given, **options).result()  # type: ignore[arg-type,union-attr]
-                else:
-                    checkpoint.save(given, **options)  # type: ignore[arg-type]
+                WAYS_TO_SAVE["async_save" if later else "save"](given, **options)
                 assert_equal(whole(state(rank, step + 1)), whole(given), f"{what}: the state that is saved")
                 dtype = torch.float16 if how == "narrow" else torch.float32
                 prefix = "new_" if how == "renamed" else ""
@@ -154,11 +147,10 @@ def test_own_planners(world: World, tmp_path: Path, how: str) -> None:
                 loaded = state(rank, -7)
                 checkpoint.load(loaded, checkpoint_id=at, planner=load())
                 assert_equal(whole(state(rank, step + 1)), whole(loaded), what)
-        if how == "changed":
-            checkpoint.load(loaded, checkpoint_id=at)
-            assert whole(loaded)["step"] == ("step", 1)
-            assert loaded["deeper"]["plain"].tolist() == [2.0] * 3
-            assert loaded["rows"].full_tensor().flatten().tolist() == list(range(0, 20, 2))
+        checkpoint.load(loaded, checkpoint_id=at)  # the changed one as it is
+        assert whole(loaded)["step"] == ("step", 1)
+        assert loaded["deeper"]["plain"].tolist() == [2.0] * 3
+        assert loaded["rows"].full_tensor().flatten().tolist() == list(range(0, 20, 2))
 
     world.run(body)
 
@@ -186,9 +178,7 @@ def test_existing(world: World, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
 
         def save(given: Any, writer: Any, later: bool) -> None:
-            done: Any = (checkpoint.async_save if later else checkpoint.save)(given, storage_writer=writer)
-            if later:
-                done.result()
+            WAYS_TO_SAVE["async_save" if later else "save"](given, storage_writer=writer)
 
         for number, (later, same) in enumerate(itertools.product((False, True), repeat=2)):
             at = tmp_path / str(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -259,5 +260,74 @@ def test_several_backwards(world: World) -> None:
                 found = {name: g.tolist() for name, g in replicate_fsdp.gradients(module).items()}
                 assert found == {"one": [5.0] * 4, "other": [10.0] * 4}, f"{what}: {found}"  # of 1 and of 2
                 assert grouped != "one" or module.calls == 2, f"{what}: {module.calls} calls"
+
+    world.run(body)
+
+
+class Nested(nn.Module):
+    """Multiply tensors of a dict and of a list in a checkpointed region, which may be told to add a number."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.weight, self.options = nn.Parameter(torch.full((4,), 3.0)), options
+
+    def region(self, x: torch.Tensor, given: dict[str, Any], **more: float) -> torch.Tensor:
+        return x * given["x"] * given["list"][0] * self.weight.square() + more.get("number", 0.0)
+
+    def forward(self, x: torch.Tensor, given: dict[str, Any], **more: float) -> torch.Tensor:
+        """Map float[4] to float[4]."""
+        result: torch.Tensor = checkpoint(self.region, x, given, **more, **self.options)
+        return result * 1
+
+
+@requirement(
+    "RFSDP-CKPT-5487",
+    "A non-reentrant checkpoint has gradients for tensors in containers by every way of a backward, with any inputs.",
+    source=f"{SOURCE}.checkpoint: 'the non-reentrant version supports all ways of performing the backward pass'",
+)
+@requirement(
+    "RFSDP-CKPT-5488",
+    "A reentrant checkpoint refuses a backward with inputs, with no gradients if none of its inputs requires one.",
+    source=f"{SOURCE}.checkpoint: 'only supports the torch.autograd.backward API for the backward pass without its "
+    "inputs argument'; 'the checkpointed part of the model will not have gradients'",
+)
+@pytest.mark.world(2)
+def test_ways_of_backward(world: World) -> None:
+    """Ask for gradients of all leaves, of one or two, or by autograd.grad, and pass inputs that require none."""
+
+    def body(rank: Rank) -> None:
+        for way, manage in ways(rank).items():
+            for how in ("all", "inputs", "grad", "no input"):
+                module: Any = manage(Nested(use_reentrant=False).to(rank.device))
+                leaves = [
+                    torch.full((4,), value, device=rank.device, requires_grad=how != "no input")
+                    for value in (2.0, 5.0, 7.0)
+                ]
+                loss = module(leaves[0], {"x": leaves[1], "list": [leaves[2]]}, number=1.0).sum()
+                assert loss.item() == 4 * (70.0 * 9 + 1), f"{way}, {how}"
+                due = [35.0 * 9, 14.0 * 9, 10.0 * 9]
+                if how == "grad":
+                    found = [g.tolist() for g in torch.autograd.grad(loss, leaves[1:])]
+                    assert found == [[value] * 4 for value in due[1:]], f"{way}: {found}"
+                    continue
+                loss.backward(**({"inputs": leaves[1:2]} if how == "inputs" else {}))
+                expected = {"all": due, "inputs": [None, due[1], None], "no input": [None] * 3}[how]
+                got = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+                assert got == [None if value is None else [value] * 4 for value in expected], f"{way}, {how}: {got}"
+                if how != "inputs":
+                    assert replicate_fsdp.gradients(module)["weight"].tolist() == [420.0] * 4, f"{way}, {how}"
+            module = manage(Nested(use_reentrant=True).to(rank.device))
+            x, one = torch.ones(4, device=rank.device, requires_grad=True), torch.ones(4, device=rank.device)
+            given = {"x": one, "list": [one]}
+            for ask in (
+                lambda loss, x=x: loss.backward(inputs=[x]),
+                lambda loss, x=x: torch.autograd.grad(loss, x),
+            ):
+                with pytest.raises(RuntimeError, match="use_reentrant"):
+                    ask(module(x, given).sum())
+                assert x.grad is None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert not module(one, given).requires_grad, way
 
     world.run(body)
