@@ -122,7 +122,7 @@ NAMES = ("rows", "step", "deeper.plain", "deeper.list.0", "deeper.list.1")
 )
 @pytest.mark.world(2)
 def test_own_planners(world: World, tmp_path: Path) -> None:
-    """Save twice at once, with kept plans, or later, with two threads or in several files; load with a planner of each."""
+    """Save twice at once with kept plans, or later with two threads or in several files; load with each planner."""
     written: tuple[dict[str, Any], ...] = ({}, {"thread_count": 2}, {"single_file_per_rank": False})
 
     def body(rank: Rank) -> None:
