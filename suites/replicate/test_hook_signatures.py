@@ -50,12 +50,22 @@ class Hook:
         return times(4, state, bucket)
 
 
+def replacing(state, bucket):  # type: ignore[no-untyped-def]
+    """Give four times the gradients by way of a bucket of a narrower dtype."""
+    narrow = bucket.buffer().half() * 4
+    bucket.set_buffer(narrow)
+    assert bucket.buffer().data_ptr() == narrow.data_ptr()
+    assert [gradient.tolist() for gradient in bucket.gradients()] == [[[4.0]]]
+    return times(1, state, bucket)
+
+
 HOOKS: dict[str, Any] = {
     "plain": plain,
     "evaluated": evaluated,
     "strings": annotated,
     "partial": functools.partial(four, 4),
     "object": Hook(),
+    "replacing": replacing,
 }
 
 
@@ -68,6 +78,11 @@ HOOKS: dict[str, Any] = {
     "REPL-HOOK-795",
     "A communication hook may be any callable object, such as a partial function.",
     source=f"{SOURCE}: hook (Callable)",
+)
+@requirement(
+    "REPL-HOOK-5489",
+    "A communication hook may replace the tensor of its bucket, of which its gradients are parts then.",
+    source="torch.distributed.GradBucket.set_buffer: 'Replaces the tensor in the bucket with the input tensor buffer'",
 )
 @pytest.mark.parametrize("kind", HOOKS)
 @pytest.mark.world(1)

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
 from harness.stacks import replicate_fsdp
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.utils.checkpoint.create_selective_checkpoint_contexts"
 POLICIES = ("MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE")
@@ -100,6 +102,98 @@ def test_changed_results(world: World) -> None:
                     trained(rank, model)
 
     world.run(body)
+
+
+class Twice(Region):
+    """A layer that a checkpointed region calls twice, with a sine after each call, and an exponential at last."""
+
+    def region(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.layer(x).sin()).sin().exp()
+        return result
+
+
+COUNTED = ("addmm", "sin", "exp")
+"""Operators that no gradient needs."""
+
+
+class Counts(FlopCounterMode):
+    """Count calls of those operators."""
+
+    def __init__(self) -> None:
+        ones = {getattr(torch.ops.aten, name): lambda *shapes, **options: 1 for name in COUNTED}
+        super().__init__(display=False, custom_mapping=ones)  # type: ignore[arg-type]
+
+    def calls(self) -> tuple[int, ...]:
+        """Return how often each was called."""
+        found: Any = self.get_flop_counts().get("Global", {})
+        return tuple(found.get(getattr(torch.ops.aten, name), 0) for name in COUNTED)
+
+
+SAVED: dict[str, tuple[Any, tuple[int, int, int]]] = {
+    "list": (("addmm",), (0, 2, 1)),
+    "lists": (("sin", "addmm"), (0, 0, 1)),
+    "all": ("PREFER_SAVE", (0, 0, 0)),
+    "none": ("MUST_RECOMPUTE", (2, 2, 1)),
+    "preferably none": ("PREFER_RECOMPUTE", (2, 2, 1)),
+    "each first": ({1: "PREFER_SAVE"}, (1, 1, 0)),
+    "each second": ({2: "MUST_SAVE"}, (1, 1, 1)),
+}
+"""What is saved, by operators or by the number of a call, and how often a layer, a sine, an exponential run again."""
+
+
+@requirement(
+    "RFSDP-CKPT-5485",
+    "The backward of a selective checkpoint computes again the operators that its policy does not save, and no others.",
+    source=f"{SOURCE}: 'a list of operations', CheckpointPolicy: 'will not be recomputed during the backward pass'",
+)
+@requirement(
+    "RFSDP-CKPT-5486",
+    "The policy of a selective checkpoint is asked once for each operator of the forward, whose result it is given.",
+    source="torch.utils.checkpoint.SelectiveCheckpointContext: 'only called during the forward pass', op_output",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: before 2.13, policies are asked in backwards as well")
+@pytest.mark.world(2)
+def test_computed_again(world: World) -> None:
+    """Save operators of a list, all, none, or the first or second call of each, in managed modules; take two steps."""
+
+    def body(rank: Rank) -> None:
+        for (way, manage), (what, (saved, due)) in zip(itertools.cycle(ways(rank).items()), SAVED.items()):
+            asked: list[Any] = []
+
+            def chosen(context: Any, op: Any, *args: Any, saved: Any = saved, asked: Any = asked, **kw: Any) -> Any:
+                assert not context.is_recompute
+                asked.append((op, context.op_output))
+                name = saved.get([o for o, _ in asked].count(op)) if isinstance(saved, dict) else saved
+                return CheckpointPolicy[name or "MUST_RECOMPUTE"]
+
+            policy = operators(*saved) if isinstance(saved, tuple) else chosen
+            contexts = partial(create_selective_checkpoint_contexts, policy)
+            model: Any = manage(Twice(False, context_fn=contexts).to(rank.device))
+            right: Any = manage(Twice(False).to(rank.device))
+            for step in range(2):
+                where = f"{way}, {what}, step {step}"
+                asked.clear()
+                x = torch.tensor([[0.25, -0.5]], device=rank.device, requires_grad=True)
+                loss = model(x).sum()
+                before = len(asked)
+                with Counts() as counts:
+                    loss.backward()
+                assert counts.calls() == due, f"{where}: {counts.calls()}"
+                assert len(asked) == before, f"{where}: asked {len(asked) - before} times in the backward"
+                if policy is chosen:
+                    found = [o for o, _ in asked if o in operators(*COUNTED)]
+                    assert found == operators("addmm", "sin", "addmm", "sin", "exp"), where
+                    assert asked[-1][1].sum().item() == loss.item(), where
+                gradients = [*replicate_fsdp.gradients(model).values(), x.grad]
+                for one, other in zip(gradients, flat(trained(rank, right)), strict=True):
+                    torch.testing.assert_close(one, other, msg=where)
+
+    world.run(body)
+
+
+def flat(results: tuple[list[torch.Tensor], torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Return gradients of parameters and of the input in one list."""
+    return [*results[0], results[1]]
 
 
 @requirement(
