@@ -111,7 +111,9 @@ def test_begun_alone(world: World) -> None:
             case = Case(collective, form="async", root=1)
             given = moved(inputs(case, rank.size, rank.index, call), rank.device)
             right = outputs(case, rank.size, rank.index, call)
-            results = given if collective in IN_PLACE else [torch.full_like(out, -1, device=rank.device) for out in right]
+            results = (
+                given if collective in IN_PLACE else [torch.full_like(out, -1, device=rank.device) for out in right]
+            )
             flying.append((issue(case, given, results, None), right, results, str(case)))
         last = dist.barrier(async_op=True)
         if rank.index == 0:
@@ -122,7 +124,7 @@ def test_begun_alone(world: World) -> None:
                 assert_same(expected, out, label)
         last.wait()
 
-    world.run(body)
+    world.run(body, timeout=20)
 
 
 @requirement(

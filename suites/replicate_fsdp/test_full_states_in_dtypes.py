@@ -45,7 +45,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("how", ["every-rank", "rank-0"])
 @pytest.mark.world(2)
 def test_other_dtypes(world: World, how: str) -> None:
-    """Load a sharded weight and its momentum from four dtypes, with whole buffers of six; rank 0 may have them alone."""
+    """Load a sharded weight and momentum from four dtypes, with whole buffers of six; rank 0 may have them alone."""
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=how == "rank-0")
 
     def body(rank: Rank) -> list[Any]:
