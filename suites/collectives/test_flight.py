@@ -93,6 +93,41 @@ def test_not_completed_alone(world: World, collective: str) -> None:
 
 
 @requirement(
+    "COLL-ASYNC-5300",
+    "A collective with async_op=True returns while other ranks have not called it yet.",
+    source="torch.distributed: 'Asynchronous operation - when async_op is set to True'",
+)
+@pytest.mark.world(2)
+def test_begun_alone(world: World) -> None:
+    """Rank 0 issues every collective before rank 1 issues any; the first barrier connects the ranks."""
+    turn = list(dict.fromkeys(case.collective for case in claimed_cases(every_collective())))
+
+    def body(rank: Rank) -> None:
+        dist.barrier()
+        if rank.index == 1:
+            rank.store.wait(["begun"])
+        flying = []
+        for call, collective in enumerate(turn):
+            case = Case(collective, form="async", root=1)
+            given = moved(inputs(case, rank.size, rank.index, call), rank.device)
+            right = outputs(case, rank.size, rank.index, call)
+            results = (
+                given if collective in IN_PLACE else [torch.full_like(out, -1, device=rank.device) for out in right]
+            )
+            flying.append((issue(case, given, results, None), right, results, str(case)))
+        last = dist.barrier(async_op=True)
+        if rank.index == 0:
+            rank.store.set("begun", "")
+        for work, right, results, label in flying:
+            work.wait()
+            for expected, out in zip(right, results, strict=False):  # reduce has a result only on its root
+                assert_same(expected, out, label)
+        last.wait()
+
+    world.run(body, timeout=20)
+
+
+@requirement(
     "COLL-ASYNC-08",
     "The future of a Work holds the tensors of its result.",
     source="torch.distributed.Work.get_future",

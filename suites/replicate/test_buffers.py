@@ -98,6 +98,7 @@ def test_sent_again_after_accumulation(world: World) -> None:
     first, second = world.run(body)
     assert first == [4.0 * i for i in range(len(calls))]
     assert second[:2] == first[:2]
+    assert second[2] == 14.0  # from four numbers of one, which came before, rank 1 has added two to each, and has flags
     assert second[4:] == first[4:]
 
 

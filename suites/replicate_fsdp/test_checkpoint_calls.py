@@ -1,4 +1,4 @@
-"""Distributed checkpoints by former names, forms of calls and signatures; plans that can't be right."""
+"""Distributed checkpoints by former names, forms of calls, signatures and orders; plans that can't be right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as checkpoint
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.states import assert_equal, whole
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.checkpoint"
 PLACEMENTS = {
@@ -166,3 +166,45 @@ def test_impossible_plans(world: World, tmp_path: Path) -> None:
         assert loaded["t"].flatten().tolist() == list(range(12))
 
     world.run(body)
+
+
+class Agreed:
+    """An object whose ranks add up a number when it is saved and when it is loaded."""
+
+    def __init__(self, rank: Rank, number: int) -> None:
+        self.rank, self.number = rank, number
+        self.sums: list[int] = []
+
+    def agree(self) -> int:
+        """Return the sum of the ranks' numbers, and note it."""
+        total = torch.tensor([self.number], device=self.rank.device)
+        dist.all_reduce(total)
+        self.sums.append(int(total))
+        return self.sums[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self.agree()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums.append(state["sum"])
+        self.agree()
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-5301",
+    "Loading asks the objects of a state in the same order on every rank, whichever order the ranks' dicts have.",
+    source=f"{SOURCE}: load, stateful.Stateful; torch/distributed/checkpoint/state_dict_loader.py: 'all ranks load "
+    "values in the same order'",
+)
+@pytest.mark.world(2)
+def test_order_of_objects(world: World, tmp_path: Path) -> None:
+    """Three objects sum over ranks as they are saved and as they are loaded; rank 1 has them in another order."""
+    orders = "abc", "cab"
+
+    def body(rank: Rank) -> dict[str, list[int]]:
+        checkpoint.save({name: Agreed(rank, 10**i) for i, name in enumerate("abc")}, checkpoint_id=tmp_path)
+        state = {name: Agreed(rank, 10 ** "abc".index(name)) for name in orders[rank.index]}
+        checkpoint.load(state, checkpoint_id=tmp_path)
+        return {name: state[name].sums for name in "abc"}
+
+    assert_on_ranks([{"a": [2] * 3, "b": [20] * 3, "c": [200] * 3}] * 2, world.run(body))
