@@ -73,7 +73,9 @@ def test_surroundings(world: World) -> None:
                 made = {name: factory(device_mesh=mesh, placements=[layout]) for name, factory in FACTORIES.items()}
                 given = FACTORIES["ones"](device_mesh=mesh, placements=[layout], dtype=torch.int32)
                 cut = [distribute_tensor(whole, mesh, [layout], src_data_rank=source) for source in (0, None)]
-                cut.append(DTensor.from_local(part(whole, rank, layout), mesh, [layout], shape=whole.shape, stride=(3, 1)))
+                cut.append(
+                    DTensor.from_local(part(whole, rank, layout), mesh, [layout], shape=whole.shape, stride=(3, 1))
+                )
             what = f"{kind}, {default}, {layout}"
             assert given.dtype == torch.int32, what
             for name, found in made.items():
@@ -116,7 +118,9 @@ def test_sources(world: World) -> None:
                     at = at[source or 0]
                 whole = (numbers(5, 4) + 100 * (rank.index if source is None else at)).to(rank.device)
                 right = laid_out(whole, mesh, [Replicate() if p == Partial() else p for p in placements])
-                first = all(c == 0 for c, p in zip(mesh.get_coordinate() or (), placements, strict=True) if p == Partial())
+                first = all(
+                    c == 0 for c, p in zip(mesh.get_coordinate() or (), placements, strict=True) if p == Partial()
+                )
                 what = f"{placements} of rank {source} on {ranks}"
                 if Partial() not in placements:
                     assert_same(right, found.to_local(), what)

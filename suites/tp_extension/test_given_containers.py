@@ -146,7 +146,9 @@ def test_states(world: World) -> None:
                 with fsdp.state_dict_type(other, kind):
                     other.load_state_dict(state)
                     converted = fsdp.optim_state_dict_to_load(other, optimizer, momenta)
-                optimizer.load_state_dict(copy.deepcopy(converted))  # as an optimizer keeps the tensors that it is given
+                optimizer.load_state_dict(
+                    copy.deepcopy(converted)
+                )  # as an optimizer keeps the tensors that it is given
                 assert (described(state), described(momenta)) == before, what
                 other(inputs(rank)).sum().backward()
                 optimizer.step()
