@@ -21,7 +21,7 @@ from harness.stacks.collectives import functional
 )
 @pytest.mark.world(3)
 def test_given_again(world: World) -> None:
-    """Real and complex tensors, sizes that are equal or differ, ranks that are not in order; each list is used twice."""
+    """Real and complex tensors, sizes that are equal or differ, ranks that are not in order; use each list twice."""
 
     def body(rank: Rank) -> None:
         size, at = rank.size, rank.index

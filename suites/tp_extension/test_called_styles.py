@@ -105,7 +105,7 @@ def local(tensor: Any) -> torch.Tensor:
 )
 @requirement(
     "TP-PLAN-5531",
-    "Forward hooks that a module had before see what its caller gives, and what it computes, before styles change them.",
+    "Forward hooks that a module had before see inputs before styles change them, and outputs as the module gives them.",
     source="torch.distributed.tensor.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook', "
     "'forward_hook'; torch.nn.Module.register_forward_pre_hook: called in the order of registration",
 )
@@ -153,7 +153,7 @@ def test_keywords_and_hooks(world: World) -> None:
 
 @requirement(
     "TP-CAST-5532",
-    "In autocast, parallel layers compute in its dtype, with one device's output, and parameters get gradients in theirs.",
+    "In autocast, parallel layers have one device's output in its dtype, while gradients have the parameters' dtype.",
     source=f"{SOURCE}: ColwiseParallel, RowwiseParallel, SequenceParallel; torch.autocast",
 )
 @pytest.mark.world(2)

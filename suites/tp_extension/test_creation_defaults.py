@@ -57,7 +57,7 @@ FACTORIES: dict[str, Callable[..., DTensor]] = {
 )
 @requirement(
     "TP-MAKE-5524",
-    "distribute_tensor, from_local and parallel styles leave data on the mesh's device, whatever device is the default.",
+    "distribute_tensor, from_local and styles leave data on the mesh's device, whatever device is the default one.",
     source=f"{SOURCE}: distribute_tensor, DTensor.from_local; {SOURCE}.parallel.parallelize_module",
 )
 @pytest.mark.world(2)

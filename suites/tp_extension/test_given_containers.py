@@ -42,7 +42,7 @@ MAKES: dict[str, Callable[[torch.Tensor, Any, Any], Any]] = {
 
 @requirement(
     "TP-MAKE-5520",
-    "What makes or converts a DTensor leaves the list of placements as it is, which means the same for the next tensor.",
+    "What makes or converts a DTensor leaves a list of placements as it is, which means the same for the next one.",
     source="torch.distributed.tensor: distribute_tensor, DTensor.from_local, redistribute, to_local, full_tensor; "
     "torch.distributed.tensor.experimental.local_map",
 )

@@ -70,7 +70,7 @@ PLAIN = NAMES[-1]
 )
 @pytest.mark.world(2)
 def test_plain_module_around(world: World) -> None:
-    """Three FSDP modules, two of which are outermost, beside a plain one; whole and sharded, before and after a step."""
+    """Three FSDP modules, two of them outermost, beside a plain one; whole and sharded, before and after a step."""
     fsdp = FullyShardedDataParallel
     full, sharded = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT
 
@@ -138,8 +138,8 @@ class Named(nn.Sequential):
 
 @requirement(
     "TP-WRAP-5543",
-    "An FSDP module has the attributes, methods and items of its module, lacks what that lacks, and is what apply returns.",
-    source=f"{SOURCE}: 'Forward missing attributes to the wrapped module', 'Forward indexing calls', apply: 'Returns: self'",
+    "An FSDP module has the attributes and items of its module, lacks what that lacks, but is what its apply returns.",
+    source=f"{SOURCE}: 'Forward missing attributes to the wrapped module', 'Forward indexing calls'; apply: 'Returns'",
 )
 @requirement(
     "TP-HOOK-5544",

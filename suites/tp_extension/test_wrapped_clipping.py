@@ -47,13 +47,13 @@ def test_dtypes(world: World) -> None:
 
 @requirement(
     "TP-CLIP-5545",
-    "clip_grad_norm_ counts each gradient once, over the ranks of a module's own shards, however many replicas there are.",
+    "clip_grad_norm_ counts each gradient once, over the ranks of a module's own shards, however many replicas it has.",
     source="torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_: 'viewed as a single vector'",
 )
 @pytest.mark.needs(features=["hybrid"])
 @pytest.mark.world(4)
 def test_replicas(world: World) -> None:
-    """Shard over two of four ranks with two replicas of each hybrid strategy, or over a group of two with its own data."""
+    """Shard over two of four ranks with two replicas, or over a group of two ranks that has its own data."""
 
     def body(rank: Rank) -> None:
         pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
