@@ -105,7 +105,7 @@ def local(tensor: Any) -> torch.Tensor:
 )
 @requirement(
     "TP-PLAN-5531",
-    "Forward hooks that a module had before see inputs before styles change them, and outputs as the module gives them.",
+    "Forward hooks that a module had before see its inputs before styles change them, and its outputs as they are.",
     source="torch.distributed.tensor.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook', "
     "'forward_hook'; torch.nn.Module.register_forward_pre_hook: called in the order of registration",
 )

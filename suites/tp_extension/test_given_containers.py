@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from fixtures.tensors import numbers
 from fixtures.wrapped import STRATEGIES, inputs, nested
 from harness import Rank, World, assert_same, assert_same_all, requirement
+from harness.stacks.limit import runs_with
 
 LAST: tuple[list[Placement], ...] = ([Shard(-1)], [Shard(-2)], [Replicate()])
 MAKES: dict[str, Callable[[torch.Tensor, Any, Any], Any]] = {
@@ -42,7 +43,7 @@ MAKES: dict[str, Callable[[torch.Tensor, Any, Any], Any]] = {
 
 @requirement(
     "TP-MAKE-5520",
-    "What makes or converts a DTensor leaves a list of placements as it is, which means the same for the next one.",
+    "Functions that make or convert DTensors leave a list of placements as it is, which may be given again.",
     source="torch.distributed.tensor: distribute_tensor, DTensor.from_local, redistribute, to_local, full_tensor; "
     "torch.distributed.tensor.experimental.local_map",
 )
@@ -53,6 +54,8 @@ def test_placements(world: World) -> None:
     def body(rank: Rank) -> None:
         mesh = rank.mesh()
         for (name, make), layout in itertools.product(MAKES.items(), LAST):
+            if name == "from_local with gradients" and runs_with("<2.12"):
+                continue  # from_local has no such argument yet
             given = list(layout)
             for shape in (4, 6), (2, 4, 6), (4, 6):
                 if given != layout:

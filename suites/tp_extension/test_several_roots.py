@@ -55,7 +55,7 @@ PLAIN = NAMES[-1]
 
 @requirement(
     "TP-STATE-5540",
-    "state_dict_type and set_state_dict_type of a plain module set all FSDP modules in it, and return what was set.",
+    "state_dict_type or set_state_dict_type of a plain module sets all FSDP modules in it, and returns what was set.",
     source=f"{SOURCE}: set_state_dict_type, get_state_dict_type: 'The target module does not have to be a FSDP module'",
 )
 @requirement(
