@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import random
-import signal
 import socket
 import time
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from fixtures.beginnings import started
+from fixtures.settings import settings
 from harness import Rank, World, requirement
 from harness.stacks.collectives import default_store
 from suites.collectives.test_naming import total
@@ -208,29 +204,6 @@ def test_nobody_comes(world: World) -> None:
         assert total(rank, None) == 11
 
     world.run(body, watch=False, timeout=30)
-
-
-def settings() -> dict[str, Any]:
-    """Return what a process has set for all of its parts."""
-    loggers = {"": logging.root} | {
-        name: logger for name, logger in logging.root.manager.loggerDict.items() if isinstance(logger, logging.Logger)
-    }
-    return {
-        "handlers": {name: list(logger.handlers) for name, logger in loggers.items() if logger.handlers},
-        "levels": {name: logger.level for name, logger in loggers.items() if logger.level},
-        "disabled": logging.root.manager.disable,
-        "environment": dict(os.environ),
-        "random": random.getstate(),
-        "torch's random": torch.get_rng_state().tolist(),
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "gradients": torch.is_grad_enabled(),
-        "signals": {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)},
-        "warnings": list(warnings.filters),
-        "folder": Path.cwd(),
-    }
 
 
 @requirement(

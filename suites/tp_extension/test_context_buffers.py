@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional
 
 from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.experimental.context_parallel"
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -31,6 +34,11 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "TP-CONTEXT-4928",
     "Within context_parallel the ranks together have each position of the sequence once.",
     source=f"{SOURCE}: buffers, buffer_seq_dims",
+)
+@requirement(
+    "TP-CONTEXT-5547",
+    "Gradients are recorded within context_parallel, after which buffers and attention are back, even after an error.",
+    source=f"{SOURCE}: 'The buffers will be restored after the context finishes'; torch.autograd",
 )
 @pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2, 3)
@@ -57,7 +65,39 @@ def test_positions(world: World) -> None:
                 assert torch.equal(whole, buffer), f"{name} afterwards"
             assert buffers[-1].shape[dims[-1]] == 4, f"{names[-1]}, which is not restored"
             found.append(own)
+        check_block(rank)
         return found
+
+    def check_block(rank: Rank) -> None:
+        whole = torch.arange(8.0 * rank.size, device=rank.device).reshape(-1, 2)
+        weight, attention = (
+            torch.ones(2, device=rank.device, requires_grad=True),
+            functional.scaled_dot_product_attention,
+        )
+        for error in (
+            (None, KeyError, None) if runs_with(">=2.13") else (None,)
+        ):  # an error before 2.13 restores nothing
+            buffers, dims = [whole.clone(), whole.t().clone()], [0, 1]
+            given = list(buffers)
+            block = context_parallel(rank.mesh(), buffers=buffers, buffer_seq_dims=dims)
+            with contextlib.suppress(KeyError), block:
+                part = buffers[0].clone()
+                (weight * buffers[0]).sum().backward()
+                if error is not None:
+                    raise error
+            assert weight.grad is not None, f"{error}: no gradient"
+            assert weight.grad.tolist() == part.sum(0).tolist(), f"{error}"
+            weight.grad = None
+            assert all(one is other for one, other in zip(given, buffers, strict=True)), f"{error}: another list"
+            assert dims == [0, 1], f"{error}: {dims}"
+            for buffer, right in zip(buffers, (whole, whole.t()), strict=True):
+                assert torch.equal(buffer, right), f"{error}: buffer of {list(buffer.shape)}"
+            assert functional.scaled_dot_product_attention is attention, f"{error}: attention"
+            assert torch.is_grad_enabled(), f"{error}"
+        for options in {"buffer_seq_dims": [0, 0]}, {"buffer_seq_dims": [0], "no_restore_buffers": {whole.clone()}}:
+            block = context_parallel(rank.mesh(), buffers=[whole], **options)
+            with pytest.raises(ValueError, match="buffers"), block:
+                pass
 
     for found in zip(*world.run(body), strict=True):
         assert sorted(itertools.chain(*found)) == list(range(4 * world.size)), found

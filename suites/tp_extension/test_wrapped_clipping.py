@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from fixtures.wrapped import STRATEGIES, Weight, wrapped
+from fixtures.wrapped import HYBRIDS, STRATEGIES, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 COUNT = 4000
@@ -39,5 +41,36 @@ def test_dtypes(world: World) -> None:
                     what = f"{dtype}, {size}, norm {norm}, {strategy}, {original=}"
                     near = 4 * torch.finfo(dtype).eps + 1e-6  # of float32 in the norm
                     assert torch.allclose(grad, torch.full_like(grad, size / 1024), rtol=near), what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CLIP-5545",
+    "clip_grad_norm_ counts each gradient once, over the ranks of a module's own shards, however many replicas it has.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_: 'viewed as a single vector'",
+)
+@pytest.mark.needs(features=["hybrid"])
+@pytest.mark.world(4)
+def test_replicas(world: World) -> None:
+    """Shard over two of four ranks with two replicas, or over a group of two ranks that has its own data."""
+
+    def body(rank: Rank) -> None:
+        pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+        group, mesh = pairs[rank.index % 2], rank.mesh(2, 2, names=("replicas", "shards"))
+        ways: list[tuple[Any, Any, float]] = [({"device_mesh": mesh}, kind, 2.5) for kind in HYBRIDS]
+        ways += [({"process_group": group}, kind, 2.0 + rank.index % 2) for kind in STRATEGIES]
+        for (where, strategy, x), original in itertools.product(ways, (True, False)):
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original, **where)
+            for norm, bound in itertools.product((1.0, 2.0, math.inf), (1.0, 1e6)):
+                what = f"{strategy}, {original=}, norm {norm}, bound {bound}"
+                model.zero_grad()
+                model(inputs(rank)).sum().backward()
+                right = torch.linalg.vector_norm(torch.tensor([5 * x] * 8 + [3 * x] * 4), norm).item()
+                assert model.clip_grad_norm_(bound, norm).item() == pytest.approx(right, rel=1e-6), what
+                scale = min(1.0, bound / right)
+                assert {round(value / scale, 3) for value in own(model)} <= {5 * x, 3 * x}, what
+                clipped = model.clip_grad_norm_(1e6, norm).item()
+                assert clipped == pytest.approx(right * scale, rel=1e-5), what
 
     world.run(body)

@@ -1,0 +1,192 @@
+"""Modules with parallel styles that are called with keywords, have hooks of their own, or run in autocast."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from fixtures.placements import part
+from fixtures.tensors import numbers
+from harness import Rank, World, assert_same, requirement
+
+SOURCE = "torch.distributed.tensor.parallel"
+
+
+class Linear(nn.Linear):
+    """A linear layer with a factor, as an adapter may have, which is one unless it is named."""
+
+    def forward(self, x: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        return super().forward(x) * factor
+
+
+class Table(nn.Embedding):
+    """An embedding with such a factor."""
+
+    def forward(self, x: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        return super().forward(x) * factor
+
+
+class Norm(nn.Module):
+    """A weight for each feature, with such a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+        return x * self.weight * factor
+
+
+def distributed(module: nn.Module, mesh: Any) -> nn.Module:
+    """Distribute a module with functions that leave inputs and outputs as they are, or return nothing."""
+    return distribute_module(module, mesh, input_fn=lambda m, x, on: None, output_fn=lambda m, y, on: y)
+
+
+Apply = Callable[[nn.Module, Any], nn.Module]
+
+
+def styled(style: Callable[[], ParallelStyle]) -> Apply:
+    return lambda module, mesh: parallelize_module(module, mesh, style())
+
+
+WHOLE, ROWS = Replicate(), Shard(0)
+CASES: dict[str, tuple[Callable[[], nn.Module], Apply, Placement, Placement]] = {
+    "columns": (lambda: Linear(6, 4), styled(ColwiseParallel), WHOLE, Shard(1)),
+    "columns of rows": (lambda: Linear(6, 4), styled(lambda: ColwiseParallel(input_layouts=ROWS)), ROWS, Shard(1)),
+    "rows": (lambda: Linear(6, 4), styled(RowwiseParallel), Shard(1), WHOLE),
+    "rows to rows": (lambda: Linear(6, 4), styled(lambda: RowwiseParallel(output_layouts=ROWS)), Shard(1), ROWS),
+    "columns of a table": (lambda: Table(4, 6), styled(ColwiseParallel), WHOLE, Shard(1)),
+    "rows of a table": (lambda: Table(4, 6), styled(lambda: RowwiseParallel(input_layouts=WHOLE)), WHOLE, WHOLE),
+    "sequence": (Norm, styled(lambda: SequenceParallel(sequence_dim=0)), ROWS, ROWS),
+    "input": (
+        Norm,
+        styled(
+            lambda: PrepareModuleInput(input_layouts=ROWS, desired_input_layouts=WHOLE, use_local_output=True),
+        ),
+        ROWS,
+        WHOLE,
+    ),
+    "output": (
+        Norm,
+        styled(lambda: PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=ROWS)),
+        WHOLE,
+        ROWS,
+    ),
+}
+"""Modules, what makes them parallel, and the layouts of their local inputs and outputs."""
+
+
+def local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@requirement(
+    "TP-PLAN-5530",
+    "Keywords for which a style has no layout reach the module's forward as they are.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput, PrepareModuleOutput; "
+    "torch.distributed.tensor.distribute_module",
+)
+@requirement(
+    "TP-PLAN-5531",
+    "Forward hooks that a module had before see its inputs before styles change them, and its outputs as they are.",
+    source="torch.distributed.tensor.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook', "
+    "'forward_hook'; torch.nn.Module.register_forward_pre_hook: called in the order of registration",
+)
+@pytest.mark.world(2)
+def test_keywords_and_hooks(world: World) -> None:
+    """Register hooks before and after, and call twice without the keyword and with two values of it."""
+
+    def body(rank: Rank) -> None:
+        mesh, x = rank.mesh(), (numbers(4, 6) % 5).to(rank.device)
+        for name, (make, apply, given, wanted) in CASES.items():
+            plain = make().to(rank.device)
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.copy_(numbers(*parameter.shape) % 3)
+            module = copy.deepcopy(plain)
+            seen: dict[str, Any] = {}
+
+            def note(key: str, seen: Any = seen) -> Any:
+                return lambda module, *values: seen.update({key: values[-1][0] if key[0] == "i" else values[-1]})
+
+            module.register_forward_pre_hook(note("input before"))
+            module.register_forward_hook(note("output before"))
+            assert apply(module, mesh) is module
+            module.register_forward_pre_hook(note("input after"))
+            module.register_forward_hook(note("output after"))
+            whole = torch.arange(4, device=rank.device) if isinstance(plain, nn.Embedding) else x
+            own = part(whole, rank, given).clone()
+            for options in {}, {"factor": 2.0}, {"factor": 3.0}, {}:
+                what = f"{name}, {options}"
+                seen.clear()
+                output = module(own, **options)
+                assert seen["input before"] is own, what
+                assert seen["output after"] is output, what
+                assert_same(part(plain(whole, **options).detach(), rank, wanted), local(output).detach() + 0, what)
+                if name not in ("input", "output"):
+                    assert isinstance(seen["input after"], DTensor), what
+                    assert isinstance(seen["output before"], DTensor), what
+        layer = distributed(Linear(6, 4).to(rank.device), mesh)
+        replicas = distribute_tensor(x, mesh, [WHOLE], src_data_rank=None)
+        once: Any = layer(replicas)
+        assert_same(once.to_local().detach() * 3, layer(replicas, factor=3.0).to_local().detach(), "distribute_module")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-CAST-5532",
+    "In autocast, parallel layers have one device's output in its dtype, while gradients have the parameters' dtype.",
+    source=f"{SOURCE}: ColwiseParallel, RowwiseParallel, SequenceParallel; torch.autocast",
+)
+@pytest.mark.world(2)
+def test_autocast(world: World) -> None:
+    """Layers by columns and by rows, over whole or divided sequences, in autocast or in float32, backward outside."""
+    plans: dict[str, dict[str, ParallelStyle]] = {
+        "whole": {"0": ColwiseParallel(), "2": RowwiseParallel()},
+        "rows": {"0": ColwiseParallel(input_layouts=ROWS), "2": RowwiseParallel(output_layouts=ROWS)},
+        "DTensors": {
+            "0": ColwiseParallel(use_local_output=False),
+            "2": RowwiseParallel(use_local_output=False, output_layouts=ROWS),
+        },
+    }
+
+    def body(rank: Rank) -> None:
+        x = (numbers(4, 6) % 3).to(rank.device)
+        for (name, plan), cast in itertools.product(plans.items(), (True, False)):
+            plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).to(rank.device)
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.copy_(numbers(*parameter.shape) % 2)
+            module = parallelize_module(copy.deepcopy(plain), rank.mesh(), plan)
+            given, wanted = (ROWS if name == "rows" else WHOLE), (WHOLE if name == "whole" else ROWS)
+            what = f"{name}, {cast=}"
+            with torch.autocast(rank.device.type, torch.bfloat16) if cast else nullcontext():
+                expected, found = plain(x), local(module(part(x, rank, given)))
+            assert found.dtype == expected.dtype == (torch.bfloat16 if cast else torch.float32), what
+            assert_same(part(expected.detach(), rank, wanted), found.detach() + 0, what)
+            expected.sum().backward()
+            found.sum().backward()
+            for (key, right), parameter in zip(plain.named_parameters(), module.parameters(), strict=True):
+                gradient: Any = parameter.grad
+                assert gradient.dtype == torch.float32, f"{what}: {key}"
+                assert_same(right.grad, gradient.full_tensor(), f"{what}: {key}")
+
+    world.run(body)
