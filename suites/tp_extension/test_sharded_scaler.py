@@ -342,34 +342,3 @@ def test_new_scale(world: World) -> None:
                 new.fill_(right)
 
     world.run(body)
-
-
-@requirement(
-    "TP-SCALE-5342",
-    "The scale of a ShardedGradScaler grows after growth_interval steps in a row with finite gradients, counted anew "
-    "after each growth or overflow.",
-    source=f"{SCALER}; torch.amp.GradScaler: growth_interval: 'consecutive iterations without inf/NaN gradients'",
-)
-@pytest.mark.world(2)
-def test_steps_in_a_row(world: World) -> None:
-    """Make five steps, each of which overflows or not, in every order, on either rank."""
-
-    def body(rank: Rank) -> None:
-        weight = nn.Parameter(torch.ones(1, device=rank.device))
-        sgd = torch.optim.SGD([weight], lr=0.5)
-        for interval, steps in itertools.product((2, 3), itertools.product((True, False), repeat=5)):
-            scaler = ShardedGradScaler(rank.device.type, init_scale=1024.0, growth_interval=interval)
-            scaler.scale(torch.ones(1, device=rank.device))
-            scale, row = 1024.0, 0
-            for number, finite in enumerate(steps):
-                bad = not finite and rank.index == number % 2
-                weight.grad = torch.full_like(weight, math.inf if bad else 0.0)
-                scaler.step(sgd)
-                scaler.update()
-                row = row + 1 if finite else 0
-                scale *= 1 if finite else 0.5
-                if row == interval:
-                    scale, row = scale * 2, 0
-                assert scaler.get_scale() == scale, f"every {interval}, {steps}, step {number}"
-
-    world.run(body)
