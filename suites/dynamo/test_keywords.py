@@ -84,7 +84,29 @@ def _exchange(x: torch.Tensor, g: Any, splits: list[int]) -> Tensors:
     return out
 
 
-COLLECTIVES = (_all_reduce, _gather, _gather_list, _scatter, _exchange)
+def _single(x: torch.Tensor, g: Any, splits: list[int]) -> Tensors:
+    size = dist.get_world_size(g)
+    all_, some = [x.new_zeros(2, 2) for _ in range(4)], [x.new_zeros(6 // size, 2) for _ in range(3)]
+    dist.reduce_scatter_single(all_[0], x)
+    dist.reduce_scatter_single(all_[1], x + 1, MAX)
+    dist.reduce_scatter_single(all_[2], x + 2, SUM, None, False)
+    dist.reduce_scatter_single(all_[3], input=x + 3, group=dist.group.WORLD, op=MIN)
+    dist.reduce_scatter_single(some[0], x + 4, MAX, g)
+    dist.reduce_scatter_single(group=g, input=x + 5, output=some[1], async_op=False)
+    dist.reduce_scatter_single(some[2], x + 6, op=MIN, group=g)
+    whole, parts = [x.new_zeros(6, 2) for _ in range(2)], [x.new_zeros(2 * size, 2) for _ in range(2)]
+    x = x[:2]
+    dist.all_gather_single(whole[0], x)
+    dist.all_gather_single(whole[1], x + 1, dist.group.WORLD, False)
+    dist.all_gather_single(parts[0], x + 2, g)
+    dist.all_gather_single(parts[1], x + 3, async_op=False, group=g)
+    return all_ + some + whole + parts
+
+
+COLLECTIVES = (
+    *(_all_reduce, _gather, _gather_list, _scatter, _exchange),
+    pytest.param(_single, marks=pytest.mark.needs(torch="torch.distributed.reduce_scatter_single")),
+)
 
 
 @requirement(

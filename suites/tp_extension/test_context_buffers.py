@@ -1,9 +1,10 @@
-"""The buffers of context_parallel: which part of the sequence each of them has."""
+"""The buffers of context_parallel: which part of the sequence each of them has, and the whole sequence again."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from torch.nn import functional
 
 from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, requirement
+<<<<<<< HEAD
 from harness.stacks.limit import runs_with
+=======
+from harness.stacks.tp_extension import context_parallel_unshard
+>>>>>>> n9b
 
 SOURCE = "torch.distributed.tensor.experimental.context_parallel"
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -101,3 +106,32 @@ def test_positions(world: World) -> None:
 
     for found in zip(*world.run(body), strict=True):
         assert sorted(itertools.chain(*found)) == list(range(4 * world.size)), found
+
+
+@requirement(
+    "TP-CONTEXT-5340",
+    "context_parallel_unshard puts the parts of each buffer together, and each sequence of a batch into order.",
+    source="torch/distributed/tensor/experimental/_context_parallel/_attention.py: context_parallel_unshard: "
+    "'Unshard the tensors (e.g., output) that are sharded due to context parallelism'",
+)
+@pytest.mark.needs(torch=MORE_OPERATORS)
+@pytest.mark.world(2, 3)
+def test_unsharded(world: World) -> None:
+    """Take batches of one to three sequences of tokens, hidden states and heads, one kind alone or all in one call."""
+
+    def body(rank: Rank) -> None:
+        length, kinds = 4 * rank.size, ("tokens", "hidden", "heads")
+        for batch, names in itertools.product((1, 2, 3), (*((name,) for name in kinds), kinds, kinds[::-1])):
+            buffers, dims = [], [SHAPES[name][1] for name in names]
+            for name, dim in zip(names, dims, strict=True):
+                sizes = [batch, *SHAPES[name][0][1:]]
+                sizes[dim] = length
+                buffers.append(torch.arange(math.prod(sizes), device=rank.device).view(sizes))
+            wholes = [buffer.clone() for buffer in buffers]
+            with context_parallel(rank.mesh(), buffers=buffers, buffer_seq_dims=dims):
+                parts = [buffer.clone() for buffer in buffers]
+            found = context_parallel_unshard(rank.mesh(), parts, dims)
+            for name, whole, result in zip(names, wholes, found, strict=True):
+                assert torch.equal(whole, result), f"{name} of {names}, {batch} sequences: {result}"
+
+    world.run(body)

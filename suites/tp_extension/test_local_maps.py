@@ -183,7 +183,7 @@ def test_gradients(world: World) -> None:
         ((plain_rows @ plain_weights) * (plain_rows.detach() @ weights)).sum().backward()
         for moved in (False, True):
             x = laid_out(rows, rank, Shard(1) if moved else Shard(0)).requires_grad_()
-            w = laid_out(weights, rank, Replicate()).requires_grad_()
+            w = laid_out(weights, rank, Shard(0) if moved else Replicate()).requires_grad_()
             product: Any = local_map(
                 torch.mm,
                 [Shard(0)],

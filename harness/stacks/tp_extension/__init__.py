@@ -27,6 +27,7 @@ from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flatte
 from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_local_shape_and_global_offset
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform as ready_for_ddp
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
@@ -57,6 +58,7 @@ __all__ = [
     "apply",
     "chunk_spec",
     "compute_local_shape_and_global_offset",
+    "context_parallel_unshard",
     "default_hooks",
     "device_count",
     "extensions",
