@@ -13,11 +13,8 @@ from torch.nn import functional
 
 from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, requirement
-<<<<<<< HEAD
 from harness.stacks.limit import runs_with
-=======
 from harness.stacks.tp_extension import context_parallel_unshard
->>>>>>> n9b
 
 SOURCE = "torch.distributed.tensor.experimental.context_parallel"
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -75,13 +72,10 @@ def test_positions(world: World) -> None:
 
     def check_block(rank: Rank) -> None:
         whole = torch.arange(8.0 * rank.size, device=rank.device).reshape(-1, 2)
-        weight, attention = (
-            torch.ones(2, device=rank.device, requires_grad=True),
-            functional.scaled_dot_product_attention,
-        )
-        for error in (
-            (None, KeyError, None) if runs_with(">=2.13") else (None,)
-        ):  # an error before 2.13 restores nothing
+        weight = torch.ones(2, device=rank.device, requires_grad=True)
+        attention = functional.scaled_dot_product_attention
+        errors = (None, KeyError, None) if runs_with(">=2.13") else (None,)  # before, nothing is restored after an error
+        for error in errors:
             buffers, dims = [whole.clone(), whole.t().clone()], [0, 1]
             given = list(buffers)
             block = context_parallel(rank.mesh(), buffers=buffers, buffer_seq_dims=dims)
