@@ -197,7 +197,9 @@ def test_leaves(world: World) -> None:
                 lambda a, constant, b: (a * constant + b,), lambda a, *_: (torch.empty_like(a),), hook=hook
             )
             code = torch.compile(
-                lambda a, c, b, f=function: f(a * 1, c, b * 2)[0] * c, backend=backend, fullgraph=True  # type: ignore[misc]
+                lambda a, c, b, f=function: f(a * 1, c, b * 2)[0] * c,
+                backend=backend,
+                fullgraph=True,  # type: ignore[misc]
             )
             for step in range(2):
                 a, b = (torch.ones(2, device=rank.device, requires_grad=True) for _ in range(2))

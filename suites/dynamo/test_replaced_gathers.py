@@ -17,9 +17,7 @@ from harness.stacks import dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.tracing import Tracer
 
-pytestmark = pytest.mark.needs(
-    torch="torch._inductor.config.aten_distributed_optimizations.allow_comms_decompositions"
-)
+pytestmark = pytest.mark.needs(torch="torch._inductor.config.aten_distributed_optimizations.allow_comms_decompositions")
 SOURCE = "torch/_inductor/config.py: aten_distributed_optimizations"
 ROWS, COLUMNS = 2, 3
 

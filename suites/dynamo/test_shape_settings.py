@@ -194,7 +194,9 @@ def test_numbers(world: World) -> None:
             assert counter.graphs == 1
         for static, graphs in ((True, 4), (False, 2)):
             with compiling.settings(force_parameter_static_shapes=static):
-                function, counter = dynamo.compiled(lambda w: functional.all_reduce(w * w.shape[0], "sum", dist.group.WORLD))
+                function, counter = dynamo.compiled(
+                    lambda w: functional.all_reduce(w * w.shape[0], "sum", dist.group.WORLD)
+                )
                 for rows in (2, 3, 4, 5):
                     w = nn.Parameter(torch.ones(rows, device=rank.device))
                     y = function(w)

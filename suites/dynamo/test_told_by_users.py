@@ -76,7 +76,12 @@ def test_side_effects(world: World) -> None:
         printed = "first 3\nsecond tensor([8., 8., 8.])\n"
         cases: list[tuple[dict[str, Any], int | None, str, list[str]]] = [
             ({}, None, printed, ["logged 3"]),
-            ({"reorderable_logging_functions": {print, warnings.warn}, "ignore_logging_functions": {LOGGER.info}}, 1, printed, []),
+            (
+                {"reorderable_logging_functions": {print, warnings.warn}, "ignore_logging_functions": {LOGGER.info}},
+                1,
+                printed,
+                [],
+            ),
             ({"ignore_logging_functions": {logging.Logger.info, print, warnings.warn}}, 1, "", []),
         ]
         for options, graphs, lines, logs in cases:
