@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, assert_same, dyadic, requirement
-from harness.stacks import compiling, dynamo
+from harness.stacks import compiling
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
@@ -60,7 +60,7 @@ def check(function: Any, x: torch.Tensor, length: int) -> None:
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, torch.compile takes no limit")
 @pytest.mark.world(2)
 def test_limits(world: World) -> None:
-    """Call with more texts than two limits allow, and with the earlier ones again; another call has no limit of its own."""
+    """Call with more texts than two limits allow, and with the earlier ones again; then with the default limit."""
 
     def body(rank: Rank) -> None:
         x = dyadic(3, key=rank.index, dtype=torch.float32).to(rank.device)
@@ -103,8 +103,8 @@ def test_limits(world: World) -> None:
 
 @requirement(
     "DYN-COMPILE-5562",
-    "A call of torch.compile with isolate_recompiles has compiled code and a count of its own, beside what the others of "
-    "its function have.",
+    "A call of torch.compile with isolate_recompiles has compiled code and a count of its own, apart from other calls "
+    "for its function.",
     source=f"{SOURCE}: isolate_recompiles",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, all calls share the code of a function")
@@ -201,7 +201,7 @@ def test_backends(world: World) -> None:
         with pytest.raises(RuntimeError, match=r"mode.*options"):
             torch.compile(summed, mode="default", options={"max_autotune": False})  # type: ignore[call-overload]
         for wrong in ({"mode": "quick"}, {"options": {"no_such_option": 1}}, {"backend": "no_such_backend"}):
-            with pytest.raises(Exception, match="quick|no_such"):
+            with pytest.raises(Exception, match=r"quick|no_such"):
                 torch.compile(summed, **wrong)(x, "a")  # type: ignore[call-overload]
 
     world.run(body)

@@ -86,7 +86,7 @@ def test_backwards(world: World) -> None:
             step: Any = whole
             if tracer is not None:
                 step = torch.compile(whole, backend=tracer) if way == "step" else apart
-            for number in range(4):
+            for number in range(3):
                 x = dyadic(2, 3, key=(rank.index, number), dtype=torch.float32, span=2).to(rank.device)
                 seen.append(step(x).detach())
                 for parameter in model.parameters():
@@ -96,7 +96,7 @@ def test_backwards(world: World) -> None:
                         parameter.grad = None
             return seen
 
-        for way, breaks in (("step", False), ("step", True), ("both", True), ("backward", False)):
+        for way, breaks in (("step", True), ("both", True), ("backward", False)):
             right, tracer = trained(way, breaks, None), Tracer("eager")
             with compiling.settings(compiled_autograd=True):
                 found = trained(way, breaks, tracer)
