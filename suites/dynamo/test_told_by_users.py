@@ -56,7 +56,7 @@ class Messages(logging.Handler):
 )
 @requirement(
     "DYN-TOLD-5561",
-    "Functions in reorderable_logging_functions or ignore_logging_functions break no graph, and ignored ones never run.",
+    "Functions in reorderable_logging_functions or ignore_logging_functions break no graph, and ignored ones are idle.",
     source="torch/_dynamo/config.py: reorderable_logging_functions, ignore_logging_functions",
 )
 @requirement(
