@@ -101,7 +101,7 @@ def test_sizes(world: World) -> None:
                 found = graphs(SHAPES, options, **how)
             assert found[-1] == count, f"{name}: {found}"
         values = {"dynamic_values": "11, 13"}
-        assert graphs([((11, 6), (11, 7)), ((3, 6), (8, 7)), ((4, 6), (5, 7))], values) == [1, 1, 1]
+        assert graphs([((11, 6), (13, 7)), ((3, 6), (8, 7)), ((4, 6), (5, 7))], values) == [1, 1, 1]
         assert graphs([((11, 6), (12, 7)), ((3, 6), (12, 7)), ((3, 6), (5, 7))], values) == [1, 1, 2]
         for excludes in (False, True):
             ran, made = list[int](), list[int]()
@@ -147,8 +147,9 @@ def test_sizes(world: World) -> None:
 )
 @requirement(
     "DYN-SHAPES-5566",
-    "Parameters have code compiled for each of their shapes, unless force_parameter_static_shapes is off.",
-    source="torch/_dynamo/config.py: force_parameter_static_shapes",
+    "Parameters have code compiled for each of their shapes, unless force_parameter_static_shapes is off or "
+    "dynamic_sources has them.",
+    source="torch/_dynamo/config.py: force_parameter_static_shapes; torch.compiler.config: dynamic_sources",
 )
 @pytest.mark.world(2)
 def test_numbers(world: World) -> None:
@@ -187,8 +188,11 @@ def test_numbers(world: World) -> None:
                 for one, other in zip(read(x * sign), function(x * sign), strict=True):
                     assert_same(one + 0, other + 0, f"{backend}, {sign}")
             assert counter.graphs == 1
-        for static, graphs in ((True, 4), (False, 2)):
-            with compiling.settings(force_parameter_static_shapes=static):
+        for static, sources, graphs in ((True, "", 4), (False, "", 2), (True, "L['w']", 1)):
+            with (
+                compiling.settings(force_parameter_static_shapes=static),
+                torch.compiler.config.patch(dynamic_sources=sources),  # type: ignore[attr-defined]
+            ):
                 function, counter = dynamo.compiled(
                     lambda w: functional.all_reduce(w * w.shape[0], "sum", dist.group.WORLD)
                 )
@@ -196,6 +200,6 @@ def test_numbers(world: World) -> None:
                     w = nn.Parameter(torch.ones(rows, device=rank.device))
                     y = function(w)
                     assert y.tolist() == [float(rows * rank.size)] * rows
-            assert counter.graphs == graphs, f"static parameters: {static}"
+            assert counter.graphs == graphs, f"static parameters: {static}, {sources}"
 
     world.run(body)
