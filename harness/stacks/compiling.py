@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "DECOMPOSES",
     "LIMIT_HIT",
     "OVER_LIMIT",
     "leaf",
@@ -16,6 +17,9 @@ __all__ = [
     "settings",
     "unbacked",
 ]
+
+DECOMPOSES = "torch._inductor.config.aten_distributed_optimizations.allow_comms_decompositions"
+"""The name in PyTorch without which Inductor replaces no gathers, for ``@pytest.mark.needs(torch=)``."""
 
 LIMIT_HIT = torch._dynamo.exc.FailOnRecompileLimitHit
 """The exception that is raised for one compilation too many where that is an error."""

@@ -14,7 +14,7 @@ from harness.stacks import compiling, dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
-SOURCE = "torch._dynamo.mark_dynamic"
+SOURCE = "torch/_dynamo/decorators.py: mark_dynamic"
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ def test_static(world: World) -> None:
 @requirement(
     "DYN-SIZE-5566",
     "Code is compiled once for all sizes that mark_unbacked has marked, zero and one included.",
-    source="torch._dynamo.decorators.mark_unbacked",
+    source="torch/_dynamo/decorators.py: mark_unbacked",
 )
 @requirement(
     "DYN-SIZE-5567",

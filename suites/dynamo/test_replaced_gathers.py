@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from harness import Rank, World, assert_same, requirement
-from harness.stacks import dynamo
+from harness.stacks import compiling, dynamo
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.tracing import Tracer
 
-pytestmark = pytest.mark.needs(torch="torch._inductor.config.aten_distributed_optimizations.allow_comms_decompositions")
+pytestmark = pytest.mark.needs(torch=compiling.DECOMPOSES)
 SOURCE = "torch/_inductor/config.py: aten_distributed_optimizations"
 ROWS, COLUMNS = 2, 3
 

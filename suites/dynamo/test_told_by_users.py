@@ -154,7 +154,7 @@ DISABLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
 
 @requirement(
     "DYN-TOLD-5563",
-    "What disable was given, a function or a module, runs uncompiled, with what it calls unless recursive is False.",
+    "A function, method or module runs uncompiled if disable was given it, with what it calls unless recursive=False.",
     source="torch.compiler.disable: fn, recursive",
 )
 @requirement(
