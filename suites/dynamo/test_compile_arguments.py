@@ -241,7 +241,7 @@ FILTERS: dict[str, set[str]] = {
     "skip_guard_on_all_nn_modules_unsafe, keep_tensor_guards_unsafe, keep_portable_guards_unsafe, "
     "skip_guard_on_globals_unsafe, skip_all_guards_unsafe",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_filters(world: World) -> None:
     """Change the rows, the module's number, a dropout's rate, a global and an argument, each with each filter."""
 

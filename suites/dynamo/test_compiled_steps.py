@@ -62,7 +62,7 @@ def averaged(model: nn.Module) -> None:
     "backward is compiled once for all of them.",
     source=AUTOGRAD,
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_backwards(world: World) -> None:
     """Compile the step, the model and the backward, or the backward alone; accumulate in every other step."""
 
@@ -139,7 +139,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "with.",
     source="torch.optim.Optimizer: state_dict, load_state_dict; tutorial: Compiling the optimizer with torch.compile",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_rates(world: World) -> None:
     """Average gradients in six compiled steps with two groups of other rates; load the state after three."""
 

@@ -176,7 +176,7 @@ def test_static(world: World) -> None:
     source="torch._dynamo.decorators.mark_unbacked: strict",
 )
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, unknown sizes have no bounds")
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_unbacked(world: World) -> None:
     """Mark dimensions at once and one by one; call with sizes that are right on all ranks, or wrong on the last one."""
 

@@ -107,7 +107,8 @@ MARKED = {"allow_in_graph": allowed, "nonstrict_trace": traced, "leaf_function":
     "A compiled step runs a function that leaf_function was given once for each call in the code, but not to compile.",
     source="torch._dynamo.decorators.leaf_function: 'at runtime, the original eager Python code is executed directly'",
 )
-@pytest.mark.world(2)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, nonstrict_trace takes no modules")
+@pytest.mark.world(2, timeout=120)
 def test_marked(world: World) -> None:
     """Mark functions that gather, call each twice, and train two steps with another input."""
 
@@ -158,7 +159,7 @@ def test_marked(world: World) -> None:
     source="torch._dynamo.decorators.leaf_function: register_multi_grad_hook",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, hooks have no place in leaf functions")
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_leaves(world: World) -> None:
     """Sum into a buffer, in a list or not, which was named or not; sum gradients in a hook."""
 
@@ -242,7 +243,7 @@ def tripled(x: torch.Tensor) -> torch.Tensor:
     "With wrap_numpy, compiled code calls a function of NumPy arrays on tensors, with gradients.",
     source="torch.compiler.wrap_numpy",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_taken_for_others(world: World) -> None:
     """Use each function of torch.compiler in one graph with a sum, for two inputs; break the graph once."""
 

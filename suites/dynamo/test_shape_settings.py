@@ -78,7 +78,7 @@ SIZES: dict[str, tuple[Settings, Settings, Settings, int]] = {
     source="torch/_dynamo/config.py: automatic_dynamic_exclusion_guard",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, sources can't be named with a dimension")
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_sizes(world: World) -> None:
     """Call with pairs of shapes under each setting; then with sizes that are values, or with the first size again."""
 
@@ -151,7 +151,7 @@ def test_sizes(world: World) -> None:
     "dynamic_sources has them.",
     source="torch/_dynamo/config.py: force_parameter_static_shapes; torch.compiler.config: dynamic_sources",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_numbers(world: World) -> None:
     """Call with floats and whole numbers, count steps, read numbers from sums, and use parameters of several shapes."""
 

@@ -65,7 +65,7 @@ class Messages(logging.Handler):
     "changes them.",
     source="torch/_dynamo/config.py: side_effect_replay_policy",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_side_effects(world: World) -> None:
     """Print, log and warn between two sums, twice each; append to a list under each policy."""
 
@@ -173,7 +173,7 @@ DISABLED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "With aot_eager_then_compile, the backend compiles no first call, and a later one for all sizes that differ.",
     source="torch.compiler.set_stance: aot_eager_then_compile",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_left_out(world: World) -> None:
     """Call each within compiled code, between sums, twice; set stances where it is refused, and nested ones."""
 

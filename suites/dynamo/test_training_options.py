@@ -159,7 +159,7 @@ DDP: dict[str, tuple[Options, Any, Way]] = {
     source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, gradient_as_bucket_view, "
     "broadcast_buffers, register_comm_hook; torch.compile; torch.nn.Module.compile",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_ddp(world: World) -> None:
     """Accumulate, clip, schedule and evaluate; where parameters may be unused, some steps leave out a block."""
 
@@ -208,7 +208,7 @@ SHARDED: dict[str, tuple[Options, Way]] = {
     source="torch.distributed.fsdp.fully_shard: reshard_after_forward, mp_policy; "
     "FSDPModule.set_requires_gradient_sync; torch.nn.Module.compile",
 )
-@pytest.mark.world(2)
+@pytest.mark.world(2, timeout=120)
 def test_fully_shard(world: World) -> None:
     """Accumulate, clip, schedule and evaluate with each set of options."""
 
