@@ -17,7 +17,7 @@ from harness.stacks.tracing import Tracer
 
 @requirement(
     "DYN-PASS-5413",
-    "With overlap scheduling, coalesced collectives have their results, alone or before another collective of the same group.",
+    "With overlap scheduling, coalesced collectives have their results, alone or before another one in their group.",
     source="torch/_inductor/config.py: aten_distributed_optimizations",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: no options for FSDP's collectives")
