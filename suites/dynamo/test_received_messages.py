@@ -23,7 +23,7 @@ INTO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @requirement(
     "DYN-P2P-5412",
-    "What compiled code computes of a tensor after it has received a message into it has the numbers of the message.",
+    "Compiled code computes with the numbers of a message once it has received that into a tensor of its own.",
     source="torch/_dynamo/variables/functions.py: isend, irecv; torch.distributed.irecv: tensor",
 )
 @pytest.mark.needs(torch=dynamo.COMPILES_MESSAGES)
