@@ -47,5 +47,7 @@ def gradients(compiled: bool) -> list[object]:
     return found
 
 
+# Uncompiled, the outputs do not require gradients, without a warning: collectives with gradients are in
+# torch.distributed.nn.
 # a common form: the parts of other ranks are constants, and the own part is put back with its gradient
 report(gradients(False), gradients(True))

@@ -1,5 +1,5 @@
 # set_stance as a decorator ignores skip_guard_eval_unsafe, which it obeys as a context
-# https://github.com/pytorch/pytorch/pull/140251
+# unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_stance_decorator.py
 # It exits with 1 where the defect is there.

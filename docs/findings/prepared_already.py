@@ -1,4 +1,4 @@
-# PrepareModuleInput and -Output silently leave a DTensor as it is if the layouts that they are told are equal
+# PrepareModuleInput and -Output silently pass a DTensor that lacks the desired layout, if told that it has it
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 prepared_already.py
@@ -27,6 +27,8 @@ def report(expected: object, observed: object) -> None:
     sys.exit(1 if bad.item() else 0)
 
 
+# "desired_input_layouts: this is used to ensure the inputs of the nn.Module have the desired DTensor layouts", which it
+# does of a DTensor in a third layout: told Shard(1) instead, it gives the whole tensor
 mesh = init_device_mesh("cpu", (size,))
 style = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=True)
 module = parallelize_module(nn.Identity(), mesh, style)

@@ -64,6 +64,7 @@ __all__ = [
     "compiler_collectives",
     "data_in_graphs",
     "ddp_mode",
+    "deferred",
     "explained",
     "gradients",
     "graph_break",
@@ -183,6 +184,12 @@ def cache_counts() -> dict[str, int]:
 def compiled_messages(on: bool = True) -> AbstractContextManager[Any]:
     """Return a context in which isend and irecv become part of graphs; ``on`` = False: in which they do not."""
     context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=on)
+    return context
+
+
+def deferred(*functions: Any) -> AbstractContextManager[Any]:
+    """Return a context in which compiled code calls these functions, such as print, only after its graph."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(reorderable_logging_functions=set(functions))
     return context
 
 

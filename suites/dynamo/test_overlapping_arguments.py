@@ -126,6 +126,7 @@ def test_other_places(world: World, places: str) -> None:
 FIRST: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
     "overlapping": lambda buffer: (buffer[:4], buffer[2:6]),
     "own memory": lambda buffer: (buffer[:4], buffer[2:6].clone()),
+    "apart": lambda buffer: (buffer[:4], buffer[4:]),
 }
 """What code is given first, of a buffer."""
 
