@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -67,10 +68,10 @@ def test_subgroup(world: World, by: str) -> None:
         group = dist.new_group(members)
         if rank.index not in members:
             return
-        for place, member in enumerate(members):
+        for (place, member), name in itertools.product(enumerate(members), NAMES):
             output = torch.full((6,), -1.0, device=rank.device) if rank.index == member else None
             given = torch.tensor([rank.index, 10.0 * rank.index], device=rank.device)
-            dist.gather_single(given, output, group=group, **{by: member if by == "dst" else place})
+            getattr(dist, name)(given, output, group=group, **{by: member if by == "dst" else place})
             if output is not None:
                 assert output.tolist() == [1, 10, 2, 20, 3, 30]
 
