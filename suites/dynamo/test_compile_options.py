@@ -75,7 +75,7 @@ def test_passed_on(rank: Rank) -> None:
 
 @requirement(
     "DYN-LIMIT-5440",
-    "Code with collectives is compiled as often as the limit allows; then it runs uncompiled or raises an error.",
+    "Code with collectives that was compiled as often as the limit allows runs uncompiled or raises an error.",
     source="torch/_dynamo/config.py: recompile_limit, accumulated_recompile_limit, fail_on_recompile_limit_hit; "
     f"{COMPILE}: recompile_limit",
 )
