@@ -473,6 +473,7 @@ def test_names_of_operations(world: World) -> None:
                         if form.endswith("coalesced")
                         else getattr(functional, form)(given.repeat(2), op, 0, group)
                         for form in scattering
+                        if "autograd" not in form or name == "sum" or not runs_with("<2.13")  # only sums before
                     ),
                     functional.all_reduce_inplace(given.clone(), op, group),
                     functional.reduce_scatter_tensor_inplace(torch.zeros_like(given), given.repeat(2), op, group),

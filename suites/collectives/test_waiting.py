@@ -57,7 +57,7 @@ def succeeded(work: Any, timeout: tuple[timedelta, ...], what: str) -> None:
     """Wait for work, and check that it says that it has succeeded."""
     assert work.wait(*timeout) is True, f"{what}, {timeout}"
     assert work.is_success(), what
-    assert runs_with("<2.12") or work.exception() is None, what  # 2.11 can't return that there is none
+    assert runs_with("<2.13") or work.exception() is None, what  # earlier versions can't return that there is none
     work.synchronize()
 
 
