@@ -120,7 +120,7 @@ def _watched(wanted: Values) -> tuple[dict[CodeType, tuple[str, dict[str, Any]]]
     for name, function, _ in (each for stack in STACKS for each in listing(stack) if each[0] in wanted):
         if isinstance(function, type):
             function = vars(function).get("__init__") or vars(function).get("__new__")
-        plain = unwrap(getattr(function, "__func__", function)) if callable(function) else None
+        plain: Any = unwrap(getattr(function, "__func__", function)) if callable(function) else None
         if code := getattr(plain, "__code__", None):
             codes[code] = name, {p: each.default for p, each in signature(plain).parameters.items()}
         else:
