@@ -14,7 +14,6 @@ from torch.distributed import _make_nccl_premul_sum as premul_sum  # type: ignor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing_manager
 from torch.distributed.distributed_c10d import _get_default_store as default_store
-from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 from harness import executed
 from harness.oracles import collectives as model
@@ -59,6 +58,9 @@ __all__ = [
     "unflattened",
     "unwaited",
 ]
+
+set_timeout: Any = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
+"""Set the timeout of a group, or of the default group.  Before 2.14 the function is private."""
 
 _MOST_SHOWN = 12
 _PORTION = 20_000_000

@@ -37,6 +37,7 @@ from harness.stacks.training import Party
 from harness.worlds.rank import Rank
 
 __all__ = [
+    "AT_LIMIT",
     "BUCKET_MODES",
     "COMPILES_MESSAGES",
     "INTERNAL",
@@ -77,6 +78,7 @@ __all__ = [
     "python_reducer",
     "read",
     "recorded_regions",
+    "settings",
     "without_functions",
     "without_subclasses",
 ]
@@ -105,6 +107,9 @@ _FUSED = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
 INTERNAL = torch._dynamo.exc.InternalTorchDynamoError
 """The exception that is raised for a mistake of Dynamo's own."""
 
+AT_LIMIT = torch._dynamo.exc.FailOnRecompileLimitHit
+"""The exception that is raised for one more recompilation than the limit allows, if that is an error."""
+
 REFUSED = torch._dynamo.exc.Unsupported
 """The exception that is raised if one graph is required, but something can't be part of it."""
 
@@ -121,6 +126,12 @@ without_functions: Any = torch._C.DisableTorchFunction
 def recorded_regions() -> AbstractContextManager[Any]:
     """Return a context in which compiled code has the regions of ``record_function``."""
     context: AbstractContextManager[Any] = torch._dynamo.config.patch(capture_profiler_record_function=True)
+    return context
+
+
+def settings(**values: Any) -> AbstractContextManager[Any]:
+    """Return a context with other values of settings of Dynamo, as ``recompile_limit=2``."""
+    context: AbstractContextManager[Any] = torch._dynamo.config.patch(**values)
     return context
 
 

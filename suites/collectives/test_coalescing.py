@@ -188,8 +188,9 @@ def test_lists_in_a_subgroup(rank: Rank) -> None:
             continue
         member, size = ranks.index(rank.index), len(ranks)
         for waits in (True, False):
-            for op in OPS[:3]:
-                cases = [Case("all_reduce", op, shape=(count,)) for count in (1, 4, 33)]
+            for op in (*OPS, "AVG", "BAND", "BOR", "BXOR"):
+                dtype = torch.int64 if op[0] == "B" else torch.float32
+                cases = claimed_cases([Case("all_reduce", op, dtype, (count,)) for count in (1, 4, 33)])
                 tensors = moved((inputs(case, size, member)[0] for case in cases), rank.device)
                 kept = list(tensors)
                 work = dist.all_reduce_coalesced(tensors, reduction(op), group, async_op=waits)

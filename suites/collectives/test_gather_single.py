@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,8 @@ def test_dtypes_and_shapes(world: World, stacked: bool) -> None:
 
     def body(rank: Rank) -> None:
         for number, case in enumerate(cases):
-            _gathered(rank, replace(case, root=number % rank.size), stacked, NAMES[number % 2], call=number % 3)
+            turn = number + stacked  # each form of the call begins with another name
+            _gathered(rank, replace(case, root=number % rank.size), stacked, NAMES[turn % 2], call=turn % 3)
 
     world.run(body)
 
@@ -67,10 +69,11 @@ def test_subgroup(world: World, by: str) -> None:
         group = dist.new_group(members)
         if rank.index not in members:
             return
-        for place, member in enumerate(members):
+        names = NAMES if by == "dst" else NAMES[::-1]
+        for (place, member), name in itertools.product(enumerate(members), names):
             output = torch.full((6,), -1.0, device=rank.device) if rank.index == member else None
             given = torch.tensor([rank.index, 10.0 * rank.index], device=rank.device)
-            dist.gather_single(given, output, group=group, **{by: member if by == "dst" else place})
+            getattr(dist, name)(given, output, group=group, **{by: member if by == "dst" else place})
             if output is not None:
                 assert output.tolist() == [1, 10, 2, 20, 3, 30]
 
@@ -98,6 +101,6 @@ def test_bad_output(world: World, output: str) -> None:
             }[output]
             with pytest.raises((ValueError, RuntimeError, TypeError)):
                 dist.gather_single(torch.ones(4, device=rank.device), bad, dst=0)
-        _gathered(rank, case, stacked=False)
+        _gathered(rank, case, stacked=False, call=1)
 
     world.run(body)

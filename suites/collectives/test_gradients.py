@@ -117,19 +117,21 @@ def through_functional(name: str, x: torch.Tensor, group: Any, root: int, size: 
 
 
 def assert_gradients(world: World, name: str, ranks: tuple[int, ...], through: Any) -> None:
-    """Compare every member's gradient with :func:`expected_gradient`."""
+    """Compare every member's gradient with :func:`expected_gradient`; of the module also without a group."""
 
     def body(rank: Rank) -> None:
         group = dist.new_group(list(ranks))
         if rank.index not in ranks:
             return
         member, size = ranks.index(rank.index), len(ranks)
-        x = torch.arange(2.0 * (size if name in IN_PARTS else 1), device=rank.device).requires_grad_()
-        outputs = through(name, x, group, ranks[0], size)
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        sum((out * (i + 1) * 10**member).sum() for i, out in enumerate(outputs)).backward()
-        assert x.grad is not None
-        assert_same(torch.tensor(expected_gradient(name, member, size), dtype=torch.float32), x.grad, "gradient")
+        for given in (group, None) if through is through_module and size == rank.size else (group,):
+            x = torch.arange(2.0 * (size if name in IN_PARTS else 1), device=rank.device).requires_grad_()
+            outputs = through(name, x, given, ranks[0], size)
+            outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            sum((out * (i + 1) * 10**member).sum() for i, out in enumerate(outputs)).backward()
+            assert x.grad is not None
+            right = torch.tensor(expected_gradient(name, member, size), dtype=torch.float32)
+            assert_same(right, x.grad, "gradient")
 
     world.run(body)
 

@@ -270,6 +270,7 @@ COLLECTIVES: dict[str, Callable[[Rank, Any], Any]] = {
     "broadcast_object_list": lambda rank, given: _broadcast(rank, given),
     "gather_object": lambda rank, given: _gathered(rank, given),
     "scatter_object_list": lambda rank, given: _scattered(rank, given),
+    "send_object_list": lambda rank, given: _received(rank, given),
 }
 """Collectives of objects with ``weights_only``. Each returns on rank 0 what rank 1 has given."""
 
@@ -298,6 +299,18 @@ def _scattered(rank: Rank, given: Any) -> Any:
     return received[0]
 
 
+def _received(rank: Rank, given: Any) -> Any:
+    received: list[Any] = [None]
+    if rank.index == 1:
+        dist.send_object_list([given], 0, weights_only=True)
+        return given
+    dist.recv_object_list(received, 1, weights_only=True)
+    return received[0]
+
+
+NAMES = [
+    pytest.param(name, marks=pytest.mark.needs(features=["messages"]) if "send" in name else ()) for name in COLLECTIVES
+]
 WITH_WEIGHTS_ONLY = pytest.mark.needs(torch="torch.distributed.all_gather_object(weights_only)")
 
 
@@ -307,7 +320,7 @@ WITH_WEIGHTS_ONLY = pytest.mark.needs(torch="torch.distributed.all_gather_object
     source="torch.distributed.all_gather_object and the other collectives of objects: weights_only",
 )
 @WITH_WEIGHTS_ONLY
-@pytest.mark.parametrize("collective", list(COLLECTIVES))
+@pytest.mark.parametrize("collective", NAMES)
 @pytest.mark.world(2)
 def test_weights_only(world: World, collective: str) -> None:
     """Data are nested; a tensor among them keeps its dtype and elements."""
@@ -328,7 +341,7 @@ def test_weights_only(world: World, collective: str) -> None:
     source="torch.distributed.all_gather_object and the other collectives of objects: weights_only",
 )
 @WITH_WEIGHTS_ONLY
-@pytest.mark.parametrize("collective", list(COLLECTIVES))
+@pytest.mark.parametrize("collective", NAMES)
 @pytest.mark.world(2)
 def test_weights_only_refuses_code(world: World, collective: str) -> None:
     """Rank 1 sends an object whose unpickling would call a function on rank 0."""

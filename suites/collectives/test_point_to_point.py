@@ -68,6 +68,11 @@ def test_send_recv(world: World) -> None:
     "recv without a source receives a message from any rank and returns the sender's rank.",
     source="torch.distributed.recv: src=None",
 )
+@requirement(
+    "COLL-P2P-5440",
+    "The Work of irecv without a source knows the sender's rank.",
+    source="torch.distributed.Work.source_rank",
+)
 @pytest.mark.needs(features=["tags"])
 @spmd(2, 3, 4)
 def test_any_source(rank: Rank) -> None:
@@ -85,11 +90,12 @@ def test_any_source(rank: Rank) -> None:
         assert_same(message(sender), received, f"from rank {sender}")
         seen.add(sender)
     assert seen == set(range(1, rank.size))
-    for work in works:
+    for work, tensor in zip(works, flying, strict=True):
         assert work is not None
         work.wait()
-    arrived = sorted(tensor.view(torch.int32).tolist() for tensor in flying)
-    assert arrived == sorted(message(sender, call=1).view(torch.int32).tolist() for sender in seen)
+        assert_same(message(work.source_rank(), call=1), tensor, f"from rank {work.source_rank()}")
+        seen.remove(work.source_rank())
+    assert not seen
 
 
 @requirement(

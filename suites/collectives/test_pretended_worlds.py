@@ -104,7 +104,7 @@ def test_own_data(world: World) -> None:
     def body(rank: Rank) -> None:
         for me in range(SIZE):
             with pretended(me, SIZE):
-                set_timeout(timedelta(seconds=30), dist.group.WORLD)
+                set_timeout(timedelta(seconds=30))
                 for needs in (False, True):
                     for name, (call, outputs, right) in written(me, needs=needs).items():
                         call()

@@ -303,13 +303,16 @@ def test_split(world: World) -> None:
             )
             dist.all_reduce(torch.ones(1, device=rank.device))
         end = "right"
+        with pytest.raises(ValueError, match="split_ranks"):
+            dist.split_group()
         try:
-            group = dist.split_group(split_ranks=[[0, 2], [1]])
+            group = dist.split_group(split_ranks=[[0, 2], [1]], timeout=timedelta(seconds=30), group_desc="mine")
         except (RuntimeError, ValueError) as e:
             end = type(e).__name__
         else:
             part = [1] if rank.index == 1 else [0, 2]
             assert dist.get_process_group_ranks(group) == part
+            assert group.group_desc == "mine"
             tensor = torch.tensor([10**rank.index], device=rank.device)
             dist.all_reduce(tensor, group=group)
             assert tensor.item() == sum(10**i for i in part)
@@ -328,12 +331,19 @@ def test_split(world: World) -> None:
 @pytest.mark.needs(torch="torch.distributed.shrink_group")
 @pytest.mark.world(3)
 def test_shrink(world: World) -> None:
-    """The last rank is left out and does not call; after an error the world is unchanged."""
+    """The last rank is left out of a group and of the world and does not call; after errors the world is unchanged."""
 
     def body(rank: Rank) -> str:
         dist.all_reduce(torch.ones(1, device=rank.device))
+        everyone = dist.new_group()
         if rank.index == 2:
             return "left out"
+        with pytest.raises(ValueError, match="shrink_flags"):
+            dist.shrink_group([2], shrink_flags=2)
+        try:
+            assert dist.shrink_group([2], everyone, shrink_flags=dist.distributed_c10d.SHRINK_ABORT).size() == 2
+        except TypeError:
+            assert dist.get_world_size(everyone) == 3
         try:
             group = dist.shrink_group([2])
         except TypeError:

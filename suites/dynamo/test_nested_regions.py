@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement, spmd
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
@@ -133,3 +133,43 @@ def test_different_modules(world: World) -> None:
             assert_same(one, other, f"result {number}")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-REGION-5440",
+    "A nested compile region is traced for as many kinds of calls as max_reuse_entries, and for one more raises an "
+    "error.",
+    source="torch.compiler.nested_compile_region: max_reuse_entries",
+)
+@requirement(
+    "DYN-REGION-5441",
+    "Calls of a nested compile region for which reuse_hash_fn returns one number run the same code.",
+    source="torch.compiler.nested_compile_region: reuse_hash_fn: 'Two calls that produce the same hash key reuse the "
+    "same cached subgraph'",
+)
+@pytest.mark.needs(torch="torch.compiler.nested_compile_region(max_reuse_entries)")
+@spmd(2)
+def test_options(rank: Rank) -> None:
+    """Call a region with two numbers, of which the second is a kind of its own unless its number says otherwise."""
+
+    def ran(numbers: list[int], **options: Any) -> list[float]:
+        @torch.compiler.nested_compile_region(**options)
+        def region(x: torch.Tensor, number: int) -> torch.Tensor:
+            return functional.all_reduce(x * number, "sum", dist.group.WORLD)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            for number in numbers:
+                x = region(x, number)
+            return x + 0
+
+        torch.compiler.reset()
+        found: list[float] = torch.compile(run, backend="eager")(torch.ones(1, device=rank.device)).tolist()
+        return found
+
+    assert ran([2, 5, 2]) == [160]
+    assert ran([2, 5, 2, 5], max_reuse_entries=2) == [1600]
+    assert ran([2, 2], max_reuse_entries=1) == [16]
+    with pytest.raises(Exception, match="exceeded maximum reuse entries"):
+        ran([2, 5, 2], max_reuse_entries=1)
+    assert ran([2, 5, 2], reuse_hash_fn=lambda x, number: number) == [160]
+    assert ran([2, 5, 2], reuse_hash_fn=lambda x, number: 7) == [64]

@@ -606,9 +606,12 @@ class Told(nn.Module):
 @pytest.mark.parametrize("side", ["input", "keyword", "output", "both"])
 @pytest.mark.world(1, 2, 3)
 def test_prepared(world: World, side: str) -> None:
-    """One of two is sharded over rows; the other has no layout. Ask for local tensors or DTensors in two layouts."""
+    """One of two is sharded over rows; the other has no layout. Ask for local tensors or DTensors in two layouts.
 
-    def prepared(rank: Rank, desired: Placement, local: bool) -> None:
+    Layouts of keywords alone may be given to the style of both sides, too.
+    """
+
+    def prepared(rank: Rank, desired: Placement, local: bool, named: str) -> None:
         x = numbers(6, 6).to(rank.device)
         part, other = chunk(x, rank.size, rank.index, 0), numbers(2).to(rank.device)
         inputs: Any = {"input_layouts": (Shard(0), None), "desired_input_layouts": (desired, None)}
@@ -623,7 +626,10 @@ def test_prepared(world: World, side: str) -> None:
             "both": lambda: PrepareModuleInputOutput(
                 **inputs, use_local_input=local, **outputs, use_local_output=local
             ),
-        }[side]()
+            "keyword of both": lambda: PrepareModuleInputOutput(
+                **keyword, use_local_input=local, output_layouts=(None, None), desired_output_layouts=(None, None)
+            ),
+        }[named]()
         module = Told()
         parallelize_module(module, rank.mesh(), style)
         result = module(part, other, scale=part)
@@ -645,8 +651,9 @@ def test_prepared(world: World, side: str) -> None:
         assert result[1] is other
 
     def body(rank: Rank) -> None:
-        for desired, local in itertools.product((Replicate(), Shard(1)), (True, False)):
-            prepared(rank, desired, local)
+        styles = ["keyword", "keyword of both"] if side == "keyword" else [side]
+        for desired, local, named in itertools.product((Replicate(), Shard(1)), (True, False), styles):
+            prepared(rank, desired, local, named)
 
     world.run(body)
 
