@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ STYLES: dict[str, Any] = {
     "rows": lambda: RowwiseParallel(input_layouts=Replicate()),
     "sequences": lambda: SequenceParallel(use_local_output=True),
 }
+CALLS: dict[str, Callable[..., Any]] = {
+    "numbers by name": lambda module, x: module(x, factor=3.0, shift=0.5),
+    "by position": lambda module, x: module(x, 3.0, 0.5),
+    "input by name": lambda module, x: module(x=x, factor=3.0, shift=0.5),
+}
+"""Forms of a call."""
 
 
 @requirement(
@@ -32,10 +39,10 @@ STYLES: dict[str, Any] = {
     "A parallelized module gets every argument of a call.",
     source="torch.distributed.tensor.parallel: ColwiseParallel, RowwiseParallel, SequenceParallel; torch.nn.Module",
 )
-@pytest.mark.parametrize("how", ["by name", "by position"])
+@pytest.mark.parametrize("how", CALLS)
 @pytest.mark.world(2)
 def test_arguments(world: World, how: str) -> None:
-    """Call a module with its input and two numbers, in each style."""
+    """Call a module with its input and two numbers, in each style and form."""
 
     def body(rank: Rank) -> None:
         for name, style in STYLES.items():
@@ -45,7 +52,7 @@ def test_arguments(world: World, how: str) -> None:
             x = torch.ones(1, 1, 2, device=rank.device)
             expected = module(x, 3.0, shift=0.5)
             parallelize_module(module, rank.mesh(), style())
-            found = module(x, 3.0, 0.5) if how == "by position" else module(x, factor=3.0, shift=0.5)
+            found = CALLS[how](module, x)
             found = found.full_tensor() if isinstance(found, DTensor) else found
             assert torch.equal(found, expected), f"{name}: {found.tolist()}, expected {expected.tolist()}"
 

@@ -61,7 +61,7 @@ if runs_with("<2.12"):  # which has no strategy for it
 @requirement(
     "TP-OPERATOR-5382",
     "An operator on a complex DTensor gives the result of the plain tensor.",
-    source="torch.distributed.tensor: 'provides the same semantics as single device'; torch.linalg.pinv; torch.real",
+    source="torch.distributed.tensor.DTensor; torch.linalg.pinv; torch.real; torch.view_as_real",
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.world(2)
