@@ -18,8 +18,7 @@ LAYOUTS: dict[str, list[Placement]] = {"rows": [Shard(0)], "columns": [Shard(1)]
 @requirement(
     "TP-DTENSOR-5383",
     "distribute_tensor leaves the tensor that it is given as it is on every rank.",
-    source="torch.distributed.tensor.distribute_tensor: 'distribute a leaf torch.Tensor', src_data_rank: 'preserves "
-    "the single-device semantic'",
+    source="torch.distributed.tensor.distribute_tensor: src_data_rank, 'preserve the single-device semantic'",
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.world(2)
