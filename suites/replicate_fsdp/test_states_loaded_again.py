@@ -69,7 +69,7 @@ def train(of: Trained) -> None:
 
 @requirement(
     "RFSDP-DICT-5380",
-    "What is trained after a state dict was loaded does not change the dict.",
+    "A state dict that was loaded does not change in the training after it.",
     source="torch.optim.Optimizer.load_state_dict: 'Make a deep copy of value'; torch.nn.Module.load_state_dict: "
     "'Copy parameters and buffers from state_dict into this module'; torch.distributed.checkpoint.state_dict",
 )
