@@ -45,7 +45,7 @@ _BEGINNINGS: Mapping[str, Sequence[str]] = {
     TENSOR_PARALLEL: (
         *("input_reshard_", "loss_parallel_", "context_parallel_", "prepared_"),
         *("tp_embedding_", "tp_empty_sequences", "tp_no_rows_", "tp_one_column", "tp_one_feature", "tp_plan_"),
-        *("tp_sequence_", "tp_uneven_features"),
+        *("tp_sequence_", "tp_uneven_features", "tp_frozen_for_", "tp_arguments_", "tp_input_"),
     ),
     GROUPS: (
         *("local_group", "split_", "mesh_", "restart_", "init_", "destroyed_", "tensors_as_ranks", "not_a_member"),

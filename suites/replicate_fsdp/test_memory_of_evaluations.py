@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -44,5 +46,38 @@ def test_evaluations(world: World) -> None:
                 model[2].reshard()
                 found = held_less_than(limit := before + whole * 0.5, within=2)
                 assert found < limit, f"{what}, resharded: {found - before}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-MEMORY-4886",
+    "After an evaluation, a sharded module holds no more memory than before, but for layers that are to stay gathered.",
+    source="torch.distributed.fsdp.fully_shard: reshard_after_forward; torch/distributed/fsdp/_fully_shard: "
+    "'we have the last FSDP state flush the reference to avoid holding onto memory after forward'",
+)
+@pytest.mark.parametrize("trained", [True, False], ids=["between-steps", "alone"])
+@pytest.mark.world(1)
+def test_many_evaluations(world: World, trained: bool) -> None:
+    """Evaluate a model of five groups in five turns, after each of which it may be trained for a step."""
+
+    def body(rank: Rank) -> None:
+        model: Any = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))).to(rank.device)
+        for part in (*model, model):
+            fully_shard(part, mesh=rank.mesh())
+        x, bytes_ = torch.ones(1, 2, device=rank.device), []
+        tracemalloc.start()
+        for _ in range(5):
+            with torch.no_grad():
+                for _ in range(100):
+                    model(x)
+            if trained:
+                model(x).sum().backward()
+                model.zero_grad()
+            gc.collect()
+            bytes_.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        found = min(after - before for before, after in itertools.pairwise(bytes_)) // 100
+        assert found < 64, f"each evaluation leaves {found} bytes of Python's"
 
     world.run(body)

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.operators import close, floats
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.tp_extension import ready_for_ddp
 
 SOURCE = (
@@ -72,3 +72,29 @@ def test_trained(world: World, depth: int) -> None:
                 optimizer.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "TP-LAYER-5380",
+    "A frozen parameter is still frozen after its model was prepared for DDP, in tensor-parallel layers as in others.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("layer", ["plain", "column-wise", "row-wise"])
+@pytest.mark.world(2)
+def test_frozen(world: World, layer: str) -> None:
+    """Freeze the weight, the bias or both of one of three layers, of which two are parallel."""
+    index = ["plain", "column-wise", "row-wise"].index(layer)
+    choices = [["weight"], ["bias"], ["weight", "bias"]]
+
+    def body(rank: Rank) -> list[list[str]]:
+        found = []
+        for names in choices:
+            model: Any = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).to(rank.device)
+            for name in names:
+                getattr(model[index], name).requires_grad_(False)
+            parallelize_module(model, rank.mesh(), {"1": ColwiseParallel(), "2": RowwiseParallel()})
+            ready_for_ddp(model)
+            found.append([name for name, parameter in model[index].named_parameters() if not parameter.requires_grad])
+        return found
+
+    assert_on_ranks([choices] * 2, world.run(body))
