@@ -9,7 +9,6 @@ import sys
 import weakref
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

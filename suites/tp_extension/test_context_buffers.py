@@ -74,7 +74,8 @@ def test_positions(world: World) -> None:
         whole = torch.arange(8.0 * rank.size, device=rank.device).reshape(-1, 2)
         weight = torch.ones(2, device=rank.device, requires_grad=True)
         attention = functional.scaled_dot_product_attention
-        errors = (None, KeyError, None) if runs_with(">=2.13") else (None,)  # before, nothing is restored after an error
+        # before 2.13, nothing is restored after an error
+        errors = (None, KeyError, None) if runs_with(">=2.13") else (None,)
         for error in errors:
             buffers, dims = [whole.clone(), whole.t().clone()], [0, 1]
             given = list(buffers)
