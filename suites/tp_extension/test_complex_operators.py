@@ -79,6 +79,8 @@ def test_operators(world: World, family: str) -> None:
                     wrong.append(f"{name}, {placement}: {found.dtype}{tuple(found.shape)}")
                 elif not torch.allclose(found.full_tensor(), expected, rtol=1e-3, atol=1e-3):
                     wrong.append(f"{name}, {placement}: other values")
+            except NotImplementedError:
+                assert runs_with("<2.12"), f"{name}, {placement}: not implemented"
             except RuntimeError as error:
                 wrong.append(f"{name}, {placement}: {str(error).splitlines()[0]}")
         return wrong

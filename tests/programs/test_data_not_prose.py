@@ -132,6 +132,7 @@ KNOWN = {
     ("harness/bench/history/store.py", "unable to open"): "sqlite's own message",
     ("harness/plugin/rank_reports.py", "Timeout ("): "pytest-timeout has no type of error for it",
     ("harness/worlds/postmortem.py", "Extension modules:"): "faulthandler's own text",
+    ("harness/commands/given.py", "the default"): "a key: a word of the tables of parameters",
     ("harness/bench/detection/calibrate.py", "concord perf gate"): "a key: the name of a method",
     ("reports/signing.py", "UNPROTECTED PRIVATE KEY"): "ssh-keygen's own message",
     ("reports/signing.py", "bad permissions"): "ssh-keygen's own message",

@@ -21,6 +21,7 @@ PRIVATE_TORCH = {
     "harness/worlds/issued.py": "sequence numbers of groups, which count what C++ issues, have no public name",
     "harness/worlds/recorder.py": "collectives are noted where Python enters the C++ class",
     "harness/worlds/residue.py": "how many groups a test left, and whether Dynamo has caches to empty",
+    "harness/worlds/kept.py": "modes, hooks of saved tensors and pending works have no public name",
     "harness/programs/residue.py": "what a run left in the process is where no public name reaches",
     "harness/oracles/proof.py": "what sees every operation, whatever issues it, has no public name",
     "harness/worlds/runtimes.py": "what starts the runtime of a device is in torch._C alone",

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.audit.given import CURRENT, collect, gaps, start, words_of, write_wanted
+from harness.commands.given import CURRENT, collect, gaps, start, words_of, write_wanted
 from harness.commands.parameters import parse
 
 TABLE = """

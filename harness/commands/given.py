@@ -1,4 +1,4 @@
-"""Record which gaps of the tables of parameters the tests fill, in a run with ``-p harness.audit.given``.
+"""Record which gaps of the tables of parameters the tests fill, in a run with ``-p harness.commands.given``.
 
 Ranks note the calls of public functions and the words that the tables have for the values. Only calls from the suites
 and from Concord count, and not those of torch itself, of compiled code or of settings. A rank writes each value
