@@ -27,6 +27,7 @@ from torch.distributed.fsdp._common_utils import _is_fsdp_flattened as is_flatte
 from torch.distributed.remote_device import _remote_device
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_local_shape_and_global_offset
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard as unsharded_context
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform as ready_for_ddp
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
@@ -72,6 +73,7 @@ __all__ = [
     "parts",
     "ready_for_ddp",
     "rewrite_spec",
+    "unsharded_context",
 ]
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
