@@ -57,8 +57,6 @@ def classes(mesh: Any, layout: Placement | None = None, count: int = 2) -> Any:
 
 KINDS: dict[str, dict[str, Refused]] = {
     "redistribute": {
-        "no placements": (lambda m: rows(m).redistribute(), RuntimeError),
-        "a mesh alone": (lambda m: rows(m).redistribute(m), RuntimeError),
         "another mesh": (lambda m: rows(m).redistribute(other(m), [Replicate()]), NotImplementedError),
         "an operator on two meshes": (lambda m: rows(m) + rows(other(m)), RuntimeError),
     },
