@@ -118,35 +118,20 @@ class _Left:
 def _look(before: State, ranks: int) -> _Left:
     now = State.take()
     changes = _changed(before, now)
-    if _has_compiled():  # what Dynamo compiles and caches holds tensors, and returns collectives that nobody waits for
+    gc.collect()
+    tensors = list(_alive(gc.get_objects(), ranks))
+    if _has_compiled(tensors):  # which caches tensors, and returns collectives that nobody waits for
         return _Left(changes, [])
     if number := max(0, now.works - before.works):
         changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
-    gc.collect()
-    tensors = list(_alive(gc.get_objects(), ranks))
     return _Left(changes, [] if any(map(_is_flat_parameter, tensors)) else tensors)
 
 
-def _has_compiled() -> bool:
-    """Return whether Dynamo has compiled anything in this process."""
+def _has_compiled(tensors: list[Any]) -> bool:
+    """Return whether Dynamo has compiled anything, or traced it: tensors are fake then, also after a reset."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
-    return convert_frame is not None and convert_frame.FRAME_COUNTER > 0
-
-
-def _changed(before: State, now: State) -> list[str]:
-    changes = [
-        f"{name}: {now.hooks[name]} hooks, {n} before" for name, n in before.hooks.items() if now.hooks[name] != n
-    ]
-    for field in ("modes", "saved_tensor_hooks", "inference", "autocast"):
-        was, found = getattr(before, field), getattr(now, field)
-        if was != found:
-            changes.append(f"{field.replace('_', ' ')}: {found}, {was} before")
-    changes += [
-        f"{name}: {now.switches.get(name)}, {was} before"
-        for name, was in before.switches.items()
-        if now.switches.get(name) != was
-    ]
-    return changes
+    compiled = convert_frame is not None and convert_frame.FRAME_COUNTER > 0
+    return compiled or any(type(tensor).__name__ == "FakeTensor" for tensor in tensors)
 
 
 def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:

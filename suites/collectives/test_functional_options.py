@@ -173,7 +173,7 @@ def test_in_place_options(rank: Rank) -> None:
 @pytest.mark.needs(torch=f"{functional.__name__}.isend_inplace")
 @pytest.mark.needs(features=["messages", "tags"])
 @pytest.mark.parametrize("ranks", [None, (1, 2)], ids=["default", "without-rank-0"])
-@pytest.mark.world(3)
+@pytest.mark.world(3, keeps="messages that nothing waits for")
 def test_tags_of_messages(world: World, ranks: tuple[int, ...] | None) -> None:
     """Rank 1 sends two messages to rank 2, which receives them in the other order; in the world, they do so twice."""
     named: list[Named] = [({"src": None, "group_src": 0}, {"dst": None, "group_dst": 1})]

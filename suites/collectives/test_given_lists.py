@@ -20,7 +20,7 @@ from harness.stacks.limit import runs_with
     source="torch.distributed: all_gather, scatter, reduce_scatter, all_to_all, all_to_all_single, new_group, "
     "new_subgroups_by_enumeration",
 )
-@pytest.mark.world(3)
+@pytest.mark.world(3, keeps="results that nothing uses")
 def test_given_again(world: World) -> None:
     """Real and complex tensors, sizes that are equal or differ, ranks that are not in order; use each list twice."""
 

@@ -76,7 +76,7 @@ SPLITS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "Splitting a model leaves it as it was, with pipe_split as a no-op in its own forwards.",
     source=f"{SOURCE}.pipeline; pipe_split: 'It is a no-op if your annotated module is run eagerly'",
 )
-@pytest.mark.world(2, keeps="what torch.export traced")
+@pytest.mark.world(2)
 def test_split_models(world: World) -> None:
     """Split a model into two stages in each way, of which one passes two tensors on, and take two steps."""
 
