@@ -118,20 +118,21 @@ class _Left:
 def _look(before: State, ranks: int) -> _Left:
     now = State.take()
     changes = _changed(before, now)
+    if _has_compiled():  # which caches tensors, and returns collectives that nobody waits for
+        return _Left(changes, [])
     gc.collect()
     tensors = list(_alive(gc.get_objects(), ranks))
-    if _has_compiled(tensors):  # which caches tensors, and returns collectives that nobody waits for
+    if any(map(_is_fake, tensors)):  # of compiled code before a reset, or of torch.export
         return _Left(changes, [])
     if number := max(0, now.works - before.works):
         changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
     return _Left(changes, [] if any(map(_is_flat_parameter, tensors)) else tensors)
 
 
-def _has_compiled(tensors: list[Any]) -> bool:
-    """Return whether Dynamo has compiled anything, or traced it: tensors are fake then, also after a reset."""
+def _has_compiled() -> bool:
+    """Return whether Dynamo has compiled anything in this process since its last reset."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
-    compiled = convert_frame is not None and convert_frame.FRAME_COUNTER > 0
-    return compiled or any(type(tensor).__name__ == "FakeTensor" for tensor in tensors)
+    return convert_frame is not None and convert_frame.FRAME_COUNTER > 0
 
 
 def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
@@ -140,10 +141,15 @@ def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
 
     for thing in objects:
         # not isinstance, which asks proxies for their class
-        if issubclass(type(thing), torch.Tensor):
-            whole = not (thing.dtype.is_floating_point or thing.dtype.is_complex)
-            if not whole or (thing.numel() > ranks and not _is_of_mesh(thing)):
-                yield thing
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        whole = not (_is_fake(thing) or thing.dtype.is_floating_point or thing.dtype.is_complex)
+        if not whole or (thing.numel() > ranks and not _is_of_mesh(thing)):
+            yield thing
+
+
+def _is_fake(tensor: Any) -> bool:
+    return type(tensor).__name__ == "FakeTensor"
 
 
 def _is_of_mesh(tensor: Any) -> bool:
