@@ -1,7 +1,7 @@
 """What a test's functions leave behind in a fresh rank: tensors that outlive them, pending works, hooks and modes.
 
-A rank looks once, when its test has ended.  Its heap was frozen before the test began, so that a collection, and a look
-at what survives it, take less than a millisecond.
+A rank looks once, when its test has ended.  What there was before is frozen, so that a collection, and a look at what
+survives it, take less than a millisecond.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ def has_saved_tensor_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
+def begin() -> State:
+    """Return the state of this process, of which all objects so far are no test's."""
+    gc.freeze()  # the server has frozen its own, but not what it made since then, such as Inductor's patterns
+    return State.take()
+
+
 def require_nothing(before: State, ranks: int) -> None:
     """Require that nothing is there now that was not before.
 
@@ -127,6 +133,22 @@ def _look(before: State, ranks: int) -> _Left:
     if number := max(0, now.works - before.works):
         changes.append(f"{number} functional collective{'s' * (number > 1)} that nothing has waited for")
     return _Left(changes, [] if any(map(_is_flat_parameter, tensors)) else tensors)
+
+
+def _changed(before: State, now: State) -> list[str]:
+    changes = [
+        f"{name}: {now.hooks[name]} hooks, {n} before" for name, n in before.hooks.items() if now.hooks[name] != n
+    ]
+    for field in ("modes", "saved_tensor_hooks", "inference", "autocast"):
+        was, found = getattr(before, field), getattr(now, field)
+        if was != found:
+            changes.append(f"{field.replace('_', ' ')}: {found}, {was} before")
+    changes += [
+        f"{name}: {now.switches.get(name)}, {was} before"
+        for name, was in before.switches.items()
+        if now.switches.get(name) != was
+    ]
+    return changes
 
 
 def _has_compiled() -> bool:

@@ -201,7 +201,7 @@ class _RankProcess:
             signal.pause()  # the controller kills us once it has collected the evidence
         sys.breakpointhook = self.debugging.breakpoint
         baseline = residue.take(on_device=":" in self.setup.device) if self.setup.warm else None
-        beginning = kept.State.take() if self.setup.leaves_nothing else None
+        beginning = kept.begin() if self.setup.leaves_nothing else None
         self.answer(answers.Ready(0, self.control.fileno()))
         while True:
             self.box.enter("idle")

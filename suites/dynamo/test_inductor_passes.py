@@ -424,7 +424,7 @@ def test_named_passes(world: World) -> None:
     "test_compute_comm_reordering.py: test_inductor_default_comms_ordering",
 )
 @pytest.mark.needs(features=["inductor"])
-@pytest.mark.world(2, timeout=60)
+@pytest.mark.world(2, timeout=60, keeps="collectives of code that was compiled before a reset")
 def test_order_of_launches(world: World) -> None:
     """Rank 0 runs compiled code and rank 1 the uncompiled one, in which results are used backwards, or one is not."""
     tag = uuid.uuid4().hex
