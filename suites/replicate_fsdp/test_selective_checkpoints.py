@@ -152,7 +152,7 @@ SAVED: dict[str, tuple[Any, tuple[int, int, int]]] = {
     source="torch.utils.checkpoint.SelectiveCheckpointContext: 'only called during the forward pass', op_output",
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="unsupported: before 2.13, policies are asked in backwards as well")
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="a policy that keeps results, in whose graphs it is")
 def test_computed_again(world: World) -> None:
     """Save operators of a list, all, none, or the first or second call of each, in managed modules; take two steps."""
 
