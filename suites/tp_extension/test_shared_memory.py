@@ -34,7 +34,7 @@ WAYS: dict[str, Callable[[Any], object]] = {
 
 @requirement(
     "TP-LOCAL-5611",
-    "Whoever takes the memory of a DTensor gets an error at most, and the DTensor keeps its elements.",
+    "A function that takes the memory of a DTensor raises an error at most, and the DTensor keeps its elements.",
     source="torch.from_dlpack, torch.Tensor.share_memory_, torch.nn.Module.share_memory",
 )
 @pytest.mark.parametrize("way", WAYS)
