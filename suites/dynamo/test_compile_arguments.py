@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness import Rank, World, assert_same, dyadic, requirement
-from harness.stacks import compiling
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
+from harness.stacks import compiling, dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
@@ -265,3 +265,32 @@ def test_filters(world: World) -> None:
             assert found == changes, f"{name}: {found}"
 
     world.run(body)
+
+
+@requirement(
+    "DYN-SET-5415",
+    "Functions that are compiled with the same options all have the filter of guards that these name.",
+    source="torch.compile: options, guard_filter_fn; torch.compiler.skip_all_guards_unsafe",
+)
+@pytest.mark.needs(torch="torch.compiler.skip_all_guards_unsafe")
+@pytest.mark.parametrize("options", ["the same dict", "equal dicts"])
+@pytest.mark.world(2)
+def test_options_used_again(world: World, options: str) -> None:
+    """Compile a function twice without guards, and call each with two numbers."""
+
+    def body(rank: Rank) -> list[int]:
+        def code(x: torch.Tensor, number: int) -> torch.Tensor:
+            return functional.all_reduce(x, "sum", dist.group.WORLD) + number
+
+        given: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        graphs = []
+        for _ in range(2):
+            torch.compiler.reset()
+            counter = dynamo.GraphCounter("eager")
+            run = torch.compile(code, backend=counter, options=given if options == "the same dict" else dict(given))
+            for number in range(2):
+                run(torch.ones(2, device=rank.device), number)
+            graphs.append(counter.graphs)
+        return graphs
+
+    assert_on_ranks([[1, 1]] * 2, world.run(body))

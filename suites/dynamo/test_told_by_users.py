@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import compiling, dynamo
 from harness.stacks.collectives import functional
 
@@ -235,3 +235,31 @@ def test_left_out(world: World) -> None:
             assert counter.graphs == 1
 
     world.run(body)
+
+
+@requirement(
+    "DYN-SET-5416",
+    "A print that compiled code defers until after a graph prints what it prints uncompiled.",
+    source="torch.compiler.config: reorderable_logging_functions",
+)
+@pytest.mark.parametrize("how", [{}, {"sep": "=", "end": ";"}], ids=["positional", "keywords"])
+@pytest.mark.world(2)
+def test_deferred_prints(world: World, how: dict[str, str]) -> None:
+    """Print words between a collective and a product."""
+
+    def body(rank: Rank) -> list[str]:
+        def code(x: torch.Tensor) -> torch.Tensor:
+            y = functional.all_reduce(x, "sum", dist.group.WORLD)
+            print("loss", "sum", **how)  # type: ignore[call-overload]
+            return y * 2
+
+        printed = []
+        with dynamo.deferred(print):
+            for run in code, dynamo.compiled(code, backend="eager")[0]:
+                with redirect_stdout(io.StringIO()) as out:
+                    run(torch.ones(2, device=rank.device))
+                printed.append(out.getvalue())
+        return printed
+
+    text = "loss=sum;" if how else "loss sum\n"
+    assert_on_ranks([[text, text]] * 2, world.run(body))
