@@ -138,7 +138,10 @@ def _of_tests(frame: FrameType | None) -> bool:
 
 # the plug-in
 
+_FOLDER = pytest.StashKey[Path]()
 
+
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Have every rank record what it is given."""
     folder = Path(tempfile.mkdtemp(prefix="given-"))
@@ -146,10 +149,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FOLDER] = folder
     specs = config.pluginmanager.get_plugin("concord-worlds").specs  # type: ignore[union-attr]
     specs.first = (*specs.first, (f"{__name__}:start", str(folder)))
-
-
-pytest_configure = pytest.hookimpl(trylast=True)(pytest_configure)
-_FOLDER = pytest.StashKey[Path]()
 
 
 @pytest.hookimpl(tryfirst=True)

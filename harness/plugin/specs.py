@@ -60,8 +60,9 @@ class Specs:
         by_profile = profile.backend if profile is not None and profile.device == kind else None
         backend = mark.backend or option("world_backend") or by_profile or backend_for(kind)
         claims = self.claims(backend, kind)
-        warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
         start = option("rank_start") or (claims and claims.start) or FORK
+        warm = mark.warm if mark.warm is not None else claims.warm if claims is not None else None
+        warm = warm if warm is not None else not inventory.on_host or start == SPAWN
         style = option("tbstyle", "auto")
         if mark.env:
             remember(dict(mark.env))
@@ -69,7 +70,7 @@ class Specs:
             size=asked.size,
             backend=backend,
             device=kind,
-            warm=warm if warm is not None else not inventory.on_host or start == SPAWN,
+            warm=warm,
             start=start,
             hosts=mark.hosts or 1,
             bind_device=claims is not None and claims.bind_device,
@@ -84,7 +85,7 @@ class Specs:
             subject=self.subject.name,
             first=(*self.subject.first, *self.first),
             record=mark.record,
-            leaves_nothing=not mark.keeps and item.get_closest_marker("requirement") is not None,
+            leaves_nothing=not warm and not mark.keeps and item.get_closest_marker("requirement") is not None,
             network=mark.network or option("rank_network"),
             exclusive=mark.exclusive is True or (mark.exclusive == MEASURED and perf.asked_for(self.config)),
             debug_rank=option("rank_pdb"),

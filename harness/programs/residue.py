@@ -112,7 +112,7 @@ def take() -> State:
         ),
         threads_of_torch=torch.get_num_threads(),
         active_ddp=getattr(DistributedDataParallel, "_active_ddp_module", None) is not None,  # only torch's has it
-        registered_works=torch._C._distributed_c10d._get_work_registry_size(),
+        registered_works=kept.unwaited(),
         environment={name: value for name, value in os.environ.items() if not name.startswith(_OF_INDUCTOR)},
     )
 

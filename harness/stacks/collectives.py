@@ -34,6 +34,7 @@ from harness.results import (
     NotClaimed,
     unsupported,
 )
+from harness.worlds.kept import unwaited
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import Rank
 from harness.worlds.world import World
@@ -77,11 +78,6 @@ def summed_later(tensors: list[torch.Tensor], group: Any) -> list[torch.Tensor]:
     """Sum each tensor over a group, and return results that nobody waits for unless the caller does."""
     results: list[torch.Tensor] = torch.ops._c10d_functional.all_reduce_coalesced(tensors, "sum", group.group_name)
     return results
-
-
-def unwaited() -> int:
-    """Return the number of functional collectives that nothing has waited for."""
-    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 def flattened(mesh: DeviceMesh, name: str | None = None, **options: Any) -> DeviceMesh:

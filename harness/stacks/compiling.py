@@ -1,37 +1,25 @@
-"""What users tell Dynamo: settings, marks of functions and of limits, by names that torch.compiler does not have."""
+"""What users tell Dynamo beside its settings, by names that torch.compiler lacks: marks of functions and of sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 __all__ = [
     "DECOMPOSES",
-    "LIMIT_HIT",
     "OVER_LIMIT",
     "leaf",
     "nonstrict",
-    "settings",
     "unbacked",
 ]
 
 DECOMPOSES = "torch._inductor.config.aten_distributed_optimizations.allow_comms_decompositions"
 """The name in PyTorch without which Inductor replaces no gathers, for ``@pytest.mark.needs(torch=)``."""
 
-LIMIT_HIT = torch._dynamo.exc.FailOnRecompileLimitHit
-"""The exception that is raised for one compilation too many where that is an error."""
-
 OVER_LIMIT = torch._dynamo.config.recompile_limit
 """How often a function may be compiled by default."""
-
-
-def settings(**options: Any) -> AbstractContextManager[Any]:
-    """Return a context in which Dynamo has these settings, by their names in ``torch._dynamo.config``."""
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(**options)
-    return context
 
 
 def nonstrict(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,7 +65,6 @@ __all__ = [
     "compiler_collectives",
     "data_in_graphs",
     "ddp_mode",
-    "deferred",
     "explained",
     "gradients",
     "graph_break",
@@ -195,12 +194,6 @@ def cache_counts() -> dict[str, int]:
 def compiled_messages(on: bool = True) -> AbstractContextManager[Any]:
     """Return a context in which isend and irecv become part of graphs; ``on`` = False: in which they do not."""
     context: AbstractContextManager[Any] = torch._dynamo.config.patch(enable_p2p_compilation=on)
-    return context
-
-
-def deferred(*functions: Any) -> AbstractContextManager[Any]:
-    """Return a context in which compiled code calls these functions, such as print, only after its graph."""
-    context: AbstractContextManager[Any] = torch._dynamo.config.patch(reorderable_logging_functions=set(functions))
     return context
 
 

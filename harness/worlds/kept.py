@@ -51,9 +51,16 @@ class State:
             saved_tensor_hooks=has_saved_tensor_hooks(),
             inference=torch.is_inference_mode_enabled(),
             autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(),
-            works=torch._C._distributed_c10d._get_work_registry_size(),
+            works=unwaited(),
             switches=switches.take(),
         )
+
+
+def unwaited() -> int:
+    """Return the number of functional collectives that nothing has waited for."""
+    import torch
+
+    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 def global_hooks() -> dict[str, int]:

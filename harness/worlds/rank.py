@@ -72,7 +72,7 @@ class RankSetup:
     warm: bool = False
     """Whether other tests may use the rank afterwards."""
     leaves_nothing: bool = False
-    """Whether the rank must have released its tensors, and undone its settings, when it is closed."""
+    """Whether the rank records what there is before a test, to say afterwards what is left of it."""
     bind_device: bool = False
     """Whether to give the device, if it is an accelerator, to init_process_group."""
     traceback_style: str = "short"

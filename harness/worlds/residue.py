@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.worlds import meshes, switches
+from harness.worlds.kept import unwaited
 from harness.worlds.monitor import THREAD_NAME
 from harness.worlds.runtimes import target_of
 from harness.worlds.seeding import seed
@@ -94,7 +95,7 @@ def _take(device: OnDevice | None) -> Residue:
         children=frozenset(_children()),
         groups=tuple(map(weakref.ref, dist.distributed_c10d._world.pg_map)),
         default_group=weakref.ref(dist.group.WORLD) if dist.is_initialized() else None,
-        unwaited=_unwaited(),
+        unwaited=unwaited(),
         files=_open_files(on_device=device is not None),
         cwd=_cwd(),
         environ=dict(os.environ),
@@ -172,7 +173,7 @@ def _destroy_groups(before: Residue, run: int) -> None:
     world.group_count = run * _NAMES_OF_A_RUN
     left = [group for group in world.pg_map if all(group is not known() for known in before.groups)]
     whole = dist.is_initialized() and weakref.ref(dist.group.WORLD) == before.default_group
-    if not left or not whole or _unwaited():
+    if not left or not whole or unwaited():
         return
     of_a_mesh = any(group.group_desc.startswith(_OF_A_MESH) for group in left)
     if of_a_mesh and not meshes.forget(left, on_device=before.device is not None):
@@ -182,12 +183,6 @@ def _destroy_groups(before: Residue, run: int) -> None:
     for group in left:
         if group in world.pg_map:  # its backend may have been that of another one, which is gone
             dist.destroy_process_group(group)
-
-
-def _unwaited() -> int:
-    import torch
-
-    return int(torch._C._distributed_c10d._get_work_registry_size())
 
 
 def _released(before: OnDevice) -> OnDevice:

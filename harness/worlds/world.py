@@ -59,7 +59,7 @@ class WorldSpec:
     record: bool = True
     """Whether ranks keep Concord's own record of collectives."""
     leaves_nothing: bool = False
-    """Whether :meth:`World.require_nothing_left` may be called, on fresh ranks."""
+    """Whether ranks record what there is before a test, for :meth:`World.require_nothing_left`."""
     exclusive: bool = False
     """Whether nothing else may run on the machine's devices at the same time."""
     network: str = AUTO
@@ -298,7 +298,7 @@ class World:
                 first=spec.first,
                 record=spec.record,
                 warm=spec.warm,
-                leaves_nothing=spec.leaves_nothing and not spec.warm,
+                leaves_nothing=spec.leaves_nothing,
                 bind_device=spec.bind_device,
                 traceback_style=spec.traceback_style,
                 show_locals=spec.show_locals,
@@ -338,11 +338,11 @@ class World:
     def require_nothing_left(self) -> None:
         """Require that nothing of what the ranks have executed is still there: tensors, pending works, hooks, modes.
 
-        A no-op if the world is warm, or if its ranks have gone, or were not told to record what there was before.
+        A no-op if its ranks have gone, or were not told to record what there was before.
         Errors: :class:`RanksFailed` that says which rank still has what.
         """
         __tracebackhide__ = True
-        if self.spec.leaves_nothing and not self.spec.warm and self.live:
+        if self.spec.leaves_nothing and self.live:
             frame = wire.dumps(("leave", self._job + 1, None))
             self._ask(frame, "looking for what the test left", "checked", _CHECK_WAIT)
 

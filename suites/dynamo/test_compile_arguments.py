@@ -78,17 +78,17 @@ def test_limits(world: World) -> None:
             whole: Any = torch.compile(summed, backend=backend, recompile_limit=limit, fullgraph=True)
             for length in range(1, limit + 1):
                 check(whole, x, length)
-            with pytest.raises(compiling.LIMIT_HIT):
+            with pytest.raises(dynamo.AT_LIMIT):
                 whole(x, "a" * 7)
             check(whole, x, limit)
         for options in ({}, {"recompile_limit": 2}):
             torch.compiler.reset()
             settings = {"fail_on_recompile_limit_hit": True, **({} if options else {"recompile_limit": 2})}
-            with compiling.settings(**settings):
+            with dynamo.settings(**settings):
                 function = torch.compile(summed, backend=Backend(), **options)
                 check(function, x, 1)
                 check(function, x, 2)
-                with pytest.raises(compiling.LIMIT_HIT):
+                with pytest.raises(dynamo.AT_LIMIT):
                     function(x, "aaa")
                 check(function, x, 2)
         torch.compiler.reset()

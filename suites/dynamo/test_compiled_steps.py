@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, assert_same, dyadic, requirement
-from harness.stacks import compiling, dynamo
+from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
 
@@ -98,7 +98,7 @@ def test_backwards(world: World) -> None:
 
         for way, breaks in (("step", True), ("both", True), ("backward", False)):
             right, tracer = trained(way, breaks, None), Tracer("eager")
-            with compiling.settings(compiled_autograd=True):
+            with dynamo.settings(compiled_autograd=True):
                 found = trained(way, breaks, tracer)
             for number, (one, other) in enumerate(zip(right, found, strict=True)):
                 assert_same(one, other, f"{way}, {breaks}: {number}")

@@ -76,7 +76,7 @@ def test_dynamic(world: World) -> None:
         with pytest.raises(Exception, match=r"(?s)[Mm]ark.*dynamic"):
             function(dynamo.marked("dynamic", drawn(rank, 4, 3), 0))
         check(function, square, dynamo.marked("maybe-dynamic", drawn(rank, 4, 3), (0, 1)))
-        with compiling.settings(allow_ignore_mark_dynamic=True):
+        with dynamo.settings(allow_ignore_mark_dynamic=True):
             function, counter = dynamo.compiled(square, backend="eager")
             for columns in (3, 5):
                 check(function, square, dynamo.marked("dynamic", drawn(rank, 4, columns), (0, 1)))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, assert_same, dyadic, requirement
-from harness.stacks import compiling, dynamo
+from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
@@ -97,7 +97,7 @@ def test_sizes(world: World) -> None:
             return found
 
         for name, (options, dynamo_options, how, count) in SIZES.items():
-            with compiling.settings(**dynamo_options):
+            with dynamo.settings(**dynamo_options):
                 found = graphs(SHAPES, options, **how)
             assert found[-1] == count, f"{name}: {found}"
         values = {"dynamic_values": "11, 13"}
@@ -117,7 +117,7 @@ def test_sizes(world: World) -> None:
                 return run
 
             torch.compiler.reset()
-            with compiling.settings(automatic_dynamic_exclusion_guard=excludes):
+            with dynamo.settings(automatic_dynamic_exclusion_guard=excludes):
                 function: Any = torch.compile(both, backend=backend)
                 for rows in (4, 3, 5, 4, 3):
                     x, y = drawn(rows, 2), drawn(6, 3)
@@ -165,7 +165,7 @@ def test_numbers(world: World) -> None:
             ({"specialize_int": True}, [2, 3, 5, 4], 4),
         ]
         for options, values, graphs in numbers:
-            with compiling.settings(**options):
+            with dynamo.settings(**options):
                 function, counter = dynamo.compiled(numbered, backend="eager")
                 for value in values:
                     assert_same(total * value, function(x, value), f"{options}, {value}")
@@ -190,7 +190,7 @@ def test_numbers(world: World) -> None:
             assert counter.graphs == 1
         for static, sources, graphs in ((True, "", 4), (False, "", 2), (True, "L['w']", 1)):
             with (
-                compiling.settings(force_parameter_static_shapes=static),
+                dynamo.settings(force_parameter_static_shapes=static),
                 torch.compiler.config.patch(dynamic_sources=sources),  # type: ignore[attr-defined]
             ):
                 function, counter = dynamo.compiled(

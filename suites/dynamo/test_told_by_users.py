@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
-from harness.stacks import compiling, dynamo
+from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
 LOGGER = logging.getLogger("suites.dynamo.told")
@@ -85,7 +85,7 @@ def test_side_effects(world: World) -> None:
             ({"ignore_logging_functions": {logging.Logger.info, print, warnings.warn}}, 1, "", []),
         ]
         for options, graphs, lines, logs in cases:
-            with compiling.settings(**options):
+            with dynamo.settings(**options):
                 function, counter = dynamo.compiled(noted, backend="eager", fullgraph=graphs == 1)
                 for call in range(2):
                     messages.found.clear()
@@ -101,7 +101,7 @@ def test_side_effects(world: World) -> None:
                 assert counter.graphs == graphs, options
         LOGGER.removeHandler(messages)
         for policy in ("info", "silent", "warn", "error"):
-            with compiling.settings(side_effect_replay_policy=policy):
+            with dynamo.settings(side_effect_replay_policy=policy):
                 kept = list[torch.Tensor]()
 
                 def code(x: torch.Tensor, kept: list[torch.Tensor] = kept) -> torch.Tensor:
@@ -254,7 +254,7 @@ def test_deferred_prints(world: World, how: dict[str, str]) -> None:
             return y * 2
 
         printed = []
-        with dynamo.deferred(print):
+        with dynamo.settings(reorderable_logging_functions={print}):
             for run in code, dynamo.compiled(code, backend="eager")[0]:
                 with redirect_stdout(io.StringIO()) as out:
                     run(torch.ones(2, device=rank.device))

@@ -48,8 +48,10 @@ TESTS = """
 
     pids = []
 
+    proves = requirement("ANY-KEPT-01", "Nothing is kept.", source="torch")
+
     @pytest.mark.world(2, warm=True)
-    @pytest.mark.parametrize("turn", [1, 2])
+    @pytest.mark.parametrize("turn", [1, pytest.param(2, marks=proves)])
     def test_warm(world, turn):
         assert world.run(lambda rank: os.getpid()) == world.pids
         pids.append(world.pids)
@@ -102,8 +104,6 @@ TESTS = """
     def keep(rank):
         if rank.index:
             torch.kept = torch.ones(3)
-
-    proves = requirement("ANY-KEPT-01", "Nothing is kept.", source="torch")
 
     @proves
     def test_keeps(world):
