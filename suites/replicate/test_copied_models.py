@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.delayed import waited
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: __getstate__, __setstate__"
@@ -32,10 +32,10 @@ def layers(rank: Rank) -> Any:
     return module.to(rank.device)
 
 
-def gradients(rank: Rank, model: Any, *, delayed: bool = False) -> list[float]:
+def gradients(rank: Rank, model: Any) -> list[float]:
     model.zero_grad()
-    model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
-    time.sleep(0.2 * delayed)  # a delayed all-reduce is not waited for
+    with waited():
+        model(torch.full((1, 1), 1.0 + rank.index, device=rank.device)).sum().backward()
     return [float(p.grad) for p in model.parameters()]
 
 
@@ -79,7 +79,7 @@ def test_options(world: World, option: str) -> None:
         model: Any = DistributedDataParallel(module, **delayed if option == "delayed" else {})
         if option == "hook":
             model.register_comm_hook(None, fourfold)
-        return [gradients(rank, each, delayed=option == "delayed") for each in (model, copy.deepcopy(model))]
+        return [gradients(rank, each) for each in (model, copy.deepcopy(model))]
 
     right = {rank: [[4.0 * (1 + rank)] * 2] * 2 if option == "hook" else [[1.5, 1.5]] * 2 for rank in range(2)}
     assert_on_ranks([right[0], right[1]], world.run(body))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.delayed import waited
 from fixtures.layers import layer
 from harness import Rank, World, requirement
 from harness.stacks import messages
@@ -18,15 +17,6 @@ from suites.replicate.test_buckets import of, sent
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: delay_all_reduce_named_params, param_to_hook_all_reduce"
 pytestmark = pytest.mark.usefixtures("with_buckets")
-
-
-def becomes(gradients: list[torch.Tensor | None], right: list[list[float]]) -> bool:
-    """Return whether gradients get these values: a delayed all-reduce is not waited for."""
-    ends = time.monotonic() + 5
-    while time.monotonic() < ends:
-        if [None if g is None else g.flatten().tolist() for g in gradients] == right:
-            return True
-    return False
 
 
 @requirement(
@@ -58,11 +48,12 @@ def test_delayed(world: World, delayed: list[str]) -> None:
         assert [p.flatten().tolist() for p in module.parameters()] == [[1.0] * 4] * 3
         added = 0
         for number in range(4):
-            dist.barrier()
             before = messages.mark()
-            model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+            with waited():
+                model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
             added += 1
-            assert becomes([p.grad for p in module.parameters()], [[6.0 * added] * 4] * 3), f"step {number}"
+            found = [p.grad.flatten().tolist() for p in module.parameters()]
+            assert found == [[6.0 * added] * 4] * 3, f"step {number}"
             reduced = sorted(of(sent(before), "all_reduce"))
             assert reduced in ([], [4, 8]), f"step {number}"
             if number != 1:

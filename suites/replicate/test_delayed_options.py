@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.delayed import waited
 from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: delay_all_reduce_named_params, param_to_hook_all_reduce"
@@ -28,9 +28,11 @@ def delayed(rank: Rank, names: list[str], dtype: torch.dtype = torch.float32) ->
     )
 
 
-def gradients(rank: Rank, model: Any, dtype: torch.dtype = torch.float32, wait: float = 0.2) -> list[float]:
+def backward(rank: Rank, model: Any, dtype: torch.dtype = torch.float32) -> None:
     model(torch.full((1, 1), 1.0 + rank.index, dtype=dtype, device=rank.device)).sum().backward()
-    time.sleep(wait)
+
+
+def gradients(model: Any) -> list[float]:
     return [float(p.grad) for p in model.parameters()]
 
 
@@ -42,7 +44,10 @@ def test_dtypes(world: World, dtype: str) -> None:
 
     def body(rank: Rank) -> list[float]:
         of = getattr(torch, dtype)
-        return gradients(rank, delayed(rank, ["1.weight"], of), of)
+        model = delayed(rank, ["1.weight"], of)
+        with waited():
+            backward(rank, model, of)
+        return gradients(model)
 
     assert_on_ranks([[1.5, 1.5]] * 2, world.run(body))
 
@@ -120,7 +125,8 @@ def test_finished(world: World, late: bool) -> None:
 
         dist.all_reduce = all_reduce  # type: ignore[assignment]
         try:
-            return gradients(rank, model, wait=0.0)
+            backward(rank, model)
+            return gradients(model)
         finally:
             dist.all_reduce = reduce
 
