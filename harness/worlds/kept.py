@@ -39,6 +39,8 @@ class State:
     works: int
     """Functional collectives that nothing has waited for.  They hold their results."""
     switches: dict[str, Any]
+    modules: frozenset[str]
+    """Names of the modules that have been imported."""
 
     @classmethod
     def take(cls) -> State:
@@ -53,6 +55,7 @@ class State:
             autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(),
             works=unwaited(),
             switches=switches.take(),
+            modules=frozenset(sys.modules),
         )
 
 
@@ -135,6 +138,9 @@ def _look(before: State, ranks: int) -> _Left:
         return _Left(changes, [])
     gc.collect()
     tensors = list(_alive(gc.get_objects(), ranks))
+    if tensors:
+        constants = set(_constants(before.modules))
+        tensors = [tensor for tensor in tensors if id(tensor) not in constants]
     if any(map(_is_fake, tensors)):  # of compiled code before a reset, or of torch.export
         return _Left(changes, [])
     if number := max(0, now.works - before.works):
@@ -175,6 +181,24 @@ def _alive(objects: list[Any], ranks: int) -> Iterator[Any]:
         whole = not (_is_fake(thing) or thing.dtype.is_floating_point or thing.dtype.is_complex)
         if not whole or (thing.numel() > ranks and not _is_of_mesh(thing)):
             yield thing
+
+
+def _constants(known: frozenset[str]) -> Iterator[int]:
+    """Yield the identities of the tensors that modules beside PyTorch's have in variables, if they are new.
+
+    A rank imports the modules of the functions that it is sent, and what these define is not a test's.
+    """
+    import torch
+
+    for name in sys.modules.keys() - known:
+        if name.partition(".")[0] == "torch":  # which may keep a test's tensors in a module that it imports late
+            continue
+        for value in list(getattr(sys.modules[name], "__dict__", {}).values()):
+            members = value.values() if _is_dict(value) else value if type(value) in (list, tuple) else [value]
+            for member in members:
+                if issubclass(type(member), torch.Tensor):
+                    yield id(member)
+                    yield id(member._base)
 
 
 def _is_fake(tensor: Any) -> bool:

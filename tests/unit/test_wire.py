@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import tracemalloc
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -64,6 +66,17 @@ def through(obj: Any) -> Any:
             return wire.receive(theirs, timeout=30)
         finally:
             sender.join()
+
+
+@pytest.mark.parametrize("thing", [torch.float32, torch.strided, torch.channels_last], ids=str)
+def test_constants_of_torch(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrive by the name of torch, and not of the first module, such as another test's, in which pickle finds them."""
+    other = ModuleType("imported_before_torch")
+    other.torch, other.float32 = torch, torch.float32  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "modules", {other.__name__: other, **sys.modules})
+    body, _ = wire.pickled([thing])
+    assert b"imported_before_torch" not in body
+    assert through([thing]) == [thing]
 
 
 def test_module_of_a_class_of_its_own() -> None:

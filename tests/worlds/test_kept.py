@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,6 +44,12 @@ def in_a_cycle(rank: Rank) -> None:
     parameter.sum().backward()
     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     node.register_hook(lambda *_: parameter)
+
+
+def in_a_new_module(rank: Rank) -> None:
+    """Keep a tensor in a variable of a module of PyTorch that is new."""
+    sys.modules["torch.new"] = ModuleType("torch.new")
+    sys.modules["torch.new"].kept = torch.ones(6)  # type: ignore[attr-defined]
 
 
 def pending(rank: Rank) -> None:
@@ -87,6 +98,7 @@ def in_another_dtype(rank: Rank) -> None:
     ("body", "told"),
     [
         (referred, "1 tensor: Tensor float32[2, 3], held by the entry 'the matrix' of a dict"),
+        (in_a_new_module, "1 tensor: Tensor float32[6], held by the entry 'kept' of a dict"),
         (in_a_cycle, "tensor: Tensor float32[4]"),
         (pending, "1 functional collective that nothing has waited for"),
         (hooked, "_global_forward_hooks: 1 hooks, 0 before"),
@@ -175,7 +187,17 @@ def in_python(rank: Rank) -> None:
     cycle.append(cycle)
 
 
-@pytest.mark.parametrize("body", [plain, under_ddp, sharded, flat, held_by_a_thread, compiled, in_python])
+def importing(rank: Rank) -> None:
+    """Import a module, of a file that the rank writes first, with tensors in its variables."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = "import torch", "VIEW = torch.arange(6.0).view(2, 3)", "TABLE = {'a': torch.ones(4)}"
+        Path(folder, "of_a_user.py").write_text("\n".join(lines))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(folder)
+            importlib.import_module("of_a_user")
+
+
+@pytest.mark.parametrize("body", [plain, under_ddp, sharded, flat, held_by_a_thread, compiled, in_python, importing])
 def test_nothing_left(world: World, body: Callable[[Rank], Any]) -> None:
     """Training leaves nothing, and a rank goes on after it was asked."""
     for _ in range(2):
