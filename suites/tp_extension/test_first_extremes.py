@@ -13,19 +13,23 @@ from harness.stacks.limit import runs_with
 
 pytestmark = pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, argmax of a DTensor in shards raises an error")
 
-ONCE: list[list[Placement]] = [
+BY_ONE: list[list[Placement]] = [
     *([Shard(dim), Replicate()] for dim in (0, 1)),
     *([Replicate(), Shard(dim)] for dim in (0, 1)),
-    *([Shard(dim), Shard(1 - dim)] for dim in (0, 1)),
 ]
+BY_BOTH: list[list[Placement]] = [[Shard(0), Shard(1)], [Shard(1), Shard(0)]]
 TWICE: list[list[Placement]] = [[Shard(0), Shard(0)], [Shard(1), Shard(1)]]
 """Placements on a mesh of two dimensions."""
-CASES: dict[str, tuple[list[list[Placement]], tuple[int | None, ...]]] = {
-    "a dimension": (ONCE, (0, 1)),
-    "a dimension in shards twice": (TWICE, (0, 1)),
-    "everything": (ONCE + TWICE, (None,)),
+CASES: dict[str, list[tuple[list[Placement], int | None]]] = {
+    "a dimension": [
+        *((placements, dim) for placements in BY_ONE[2:] + BY_BOTH for dim in (0, 1)),
+        *((BY_ONE[i], 1 - i) for i in (0, 1)),
+    ],
+    "a dimension in shards of replicas": [(BY_ONE[i], i) for i in (0, 1)],
+    "a dimension in shards twice": [(placements, dim) for placements in TWICE for dim in (0, 1)],
+    "everything": [(placements, None) for placements in BY_ONE + BY_BOTH + TWICE],
 }
-"""Placements, with the dimensions over which the extreme is looked for."""
+"""Placements, each with the dimension over which the extreme is looked for."""
 
 
 @requirement(
@@ -37,18 +41,18 @@ CASES: dict[str, tuple[list[list[Placement]], tuple[int | None, ...]]] = {
 @pytest.mark.world(4)
 def test_equal(world: World, over: str) -> None:
     """Put an extreme at two places, over either dimension or over all elements."""
-    layouts, dims = CASES[over]
 
     def body(rank: Rank) -> None:
         mesh, wrong = rank.mesh(2, 2, names=("a", "b")), []
-        for places, placements, sign in itertools.product([(1, 2), (4, 8), (2, 4), (3, 13)], layouts, (1, -1)):
+        for places, (placements, dim), sign in itertools.product(
+            [(1, 2), (4, 8), (2, 4), (3, 13)], CASES[over], (1, -1)
+        ):
             whole = torch.zeros(4, 4)
             whole.view(-1)[list(places)] = float(sign)
             x = distribute_tensor(whole.to(rank.device), mesh, placements, src_data_rank=None)
-            for dim in dims:
-                of = torch.argmax if sign > 0 else torch.argmin
-                if of(x, dim).full_tensor().tolist() != of(whole, dim).tolist():
-                    wrong.append(places)
+            of = torch.argmax if sign > 0 else torch.argmin
+            if of(x, dim).full_tensor().tolist() != of(whole, dim).tolist():
+                wrong.append(places)
         assert not wrong, f"{len(wrong)} of another place, as of {wrong[0]}"
 
     world.run(body)
