@@ -515,9 +515,10 @@ def test_groups_after_a_split(world: World, parent: str) -> None:
     "With TORCH_DIST_INIT_BARRIER=1, no rank has a new group before every rank that must ask for it has asked.",
     source="torch/distributed/distributed_c10d.py: TORCH_DIST_INIT_BARRIER, new_group, init_process_group",
 )
+@pytest.mark.parametrize("groups", ["local", "of all"])
 @pytest.mark.world(3)
-def test_barriers_of_beginnings(world: World) -> None:
-    """Rank 2 asks for each group late, also as one of its members, and rank 0 never asks for those of others."""
+def test_barriers_of_beginnings(world: World, groups: str) -> None:
+    """Rank 2 asks for each group late, also as one of its members, and rank 0 never asks for local ones of others."""
 
     def body(rank: Rank) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -538,8 +539,8 @@ def test_barriers_of_beginnings(world: World) -> None:
             late("the world")
             dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3, timeout=seconds)
             everyone_asked("the world")
-            # first, because members of a local group must be in equally many groups (COLL-GROUP-28)
-            for number, ranks in enumerate([[1, 2], [1, 2], [1] if rank.index == 1 else [2]]):
+            local = [[1, 2], [1, 2], [1] if rank.index == 1 else [2]]
+            for number, ranks in enumerate(local if groups == "local" else []):
                 if rank.index == 0:
                     rank.store.wait([f"local {number} of {i}" for i in (1, 2)])
                     continue
@@ -549,6 +550,8 @@ def test_barriers_of_beginnings(world: World) -> None:
                     everyone_asked(f"local {number}")
                 assert total(rank, group) == sum(10**i for i in ranks)
                 rank.store.set(f"local {number} of {rank.index}", "")
+            if groups == "local":
+                return
             for ranks in ([0, 1], [1, 2], [0], [0, 1, 2]):
                 late(f"{ranks}")
                 group = dist.new_group(ranks, timeout=seconds)
