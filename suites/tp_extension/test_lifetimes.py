@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fixtures.operators import floats
+from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, requirement
 
 Operator = Callable[[Any, Any], Any]
@@ -94,6 +95,7 @@ def alive(seen: Callable[[], Any], *, waits: bool) -> bool:
     "and none after it.",
     source="torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors",
 )
+@pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.world(2)
 def test_operators(world: World, kind: str) -> None:
