@@ -19,7 +19,7 @@ from torch.utils import _runtime_estimation
 dist.init_process_group("gloo", timeout=timedelta(seconds=120))
 rank, size = dist.get_rank(), dist.get_world_size()
 for name in "get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops":
-    setattr(_runtime_estimation, name, lambda *_: 1)  # Triton is asked otherwise, which the host doesn't have
+    setattr(_runtime_estimation, name, lambda *_, **__: 1)  # Triton is asked otherwise, which the host doesn't have
 
 
 def report(expected: object, observed: object) -> None:
