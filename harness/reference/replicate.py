@@ -105,8 +105,8 @@ class Replica:
     def begin(self) -> None:
         """Make parameters and buffers equal on all ranks.
 
-        Errors: RuntimeError if nothing is to be trained, or if ranks have parameters of different shapes; ValueError if
-        the module is not on the given device.
+        Errors: RuntimeError if nothing is to be trained, or if ranks have parameters of different shapes or strides;
+        ValueError if the module is not on the given device.
         """
         self.begun = True
         self.group, self.size = self.options.group(), dist.get_world_size(self.options.group())
@@ -137,13 +137,13 @@ class Replica:
             raise ValueError(f"device_ids [{number}]: the module's parameters are on {', '.join(map(str, found))}")
 
     def require_equal_shapes(self, parameters: dict[nn.Parameter, str]) -> None:
-        mine = [(tuple(p.shape), str(p.dtype)) for p in parameters]
+        mine = [(tuple(p.shape), p.stride(), str(p.dtype)) for p in parameters]
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, mine, group=self.group)
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise RuntimeError(
-                    f"ranks must have parameters of the same number and shapes; verified: rank {rank} of the group has "
+                    f"ranks must have parameters of the same number, shapes and strides; verified: rank {rank} has "
                     f"{theirs}, rank 0 {everyone[0]}"
                 )
 

@@ -382,7 +382,7 @@ def test_names_after_forward(world: World, plan: str) -> None:
         if plan == "divided":
             parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         replicate(model, device_mesh=mesh["data"])
-        model(row(0).to(rank.device))
+        model(row(0).to(rank.device)) + 0  # which waits for the output
         return [[name for name, _ in model.named_parameters()], list(model.state_dict())]
 
     names = ["0.weight", "1.weight"]

@@ -123,6 +123,7 @@ def test_not_sent_where_not_asked(world: World) -> None:
     "Setting broadcast_buffers or forward_sync_buffers of a DDP module decides whether later forwards send buffers.",
     source="torch/nn/parallel/distributed.py: DistributedDataParallel.broadcast_buffers, forward_sync_buffers",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.parametrize(
     "name",
     [
@@ -271,6 +272,7 @@ def test_buffers_together(world: World) -> None:
     source=SOURCE,
 )
 @pytest.mark.filterwarnings("ignore:.*broadcast_buffers")
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.needs(torch="torch.nn.parallel.DistributedDataParallel(forward_sync_buffers)")
 @pytest.mark.world(2)
 def test_not_synchronized(world: World) -> None:
