@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from fixtures.managed import ways
 from harness import Rank, World, requirement
@@ -156,37 +155,5 @@ def test_dtypes(world: World) -> None:
                         gradient = replicate_fsdp.gradients(module)["weight"]
                         assert (gradient.dtype, gradient.tolist()) == (single, [3.0] * 2), what
                         model.zero_grad()
-
-    world.run(body)
-
-
-@requirement(
-    "RFSDP-METHOD-5700",
-    "After a registered method, parameters are sharded or gathered as after the forward, with gradients or without.",
-    source="torch.distributed.fsdp.register_fsdp_forward_method: 'as forward methods'; fully_shard: "
-    "reshard_after_forward",
-)
-@pytest.mark.world(2)
-def test_gathered_afterwards(world: World) -> None:
-    """Call two registered methods and the forward of a part, which is to stay gathered or not, and of a root."""
-
-    def body(rank: Rank) -> None:
-        x = torch.ones(2, device=rank.device)
-        for (way, managed), kept, inside in itertools.product(ways(rank).items(), (False, True, None), (False, True)):
-            options = {} if kept is None or way == "replicated" else {"reshard_after_forward": not kept}
-            for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
-                found = {}
-                for name in ("forward", "first", "second"):
-                    model: Any = (Calling() if inside else Looking()).to(rank.device)
-                    module = managed(model.part if inside else model, **options)
-                    if inside:
-                        managed(model)
-                    for method in ("first", "second"):
-                        register_fsdp_forward_method(module, method)
-                    model(x, named=x, rows=x)[0].sum().backward()
-                    with mode():
-                        (module if name == "forward" else getattr(module, name))(x, named=x, rows=x)
-                    found[name] = isinstance(module.weight, DTensor)
-                assert len(set(found.values())) == 1, f"{way}, {kept=}, {inside=}, {mode.__name__}: sharded {found}"
 
     world.run(body)
