@@ -24,7 +24,8 @@ ROWS = 3
 class Part(nn.Module):
     """A stage that takes two tensors and passes on two, of which both or one have gradients; the last returns one.
 
-    The first one makes marks of them, which are no floating-point tensors, and passes them on, too. A turned pipeline splits its second input and its output along their second dimension.
+    The first one makes marks of them, which are no floating-point tensors, and all pass them on. A turned pipeline
+    splits its second input and its output along their second dimension.
     """
 
     def __init__(self, index: int, count: int, both: bool, turned: bool) -> None:
