@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from fixtures.states import assert_equal, copied, whole
+from fixtures.states import WAYS_TO_SAVE, assert_equal, copied, whole
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks.limit import runs_with
@@ -606,10 +606,15 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "If saving a checkpoint fails on one rank, every rank raises an error, whichever exception it is.",
     source=f"{SOURCE}: save; torch/distributed/checkpoint/utils.py: 'all ranks will observe those'",
 )
+@requirement(
+    "RFSDP-CHECKPOINT-5701",
+    "If an asynchronous save fails on one rank, its future has an exception on every rank.",
+    source=f"{SOURCE}: async_save: 'Future: A future holding the resultant Metadata object from save'",
+)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.world(2, timeout=5)
 def test_failing_rank(world: World, tmp_path: Path, failure: str) -> None:
-    """Rank 1 fails when it writes."""
+    """Rank 1 fails when it writes, at once or in a thread."""
 
     class Planner(checkpoint.DefaultSavePlanner):
         """A planner of which the data can't be had."""
@@ -617,15 +622,17 @@ def test_failing_rank(world: World, tmp_path: Path, failure: str) -> None:
         def resolve_data(self, write_item: Any) -> Any:
             raise FAILURES[failure]()
 
-    def body(rank: Rank) -> str:
+    def body(rank: Rank) -> list[str]:
         planner = Planner() if rank.index == 1 else checkpoint.DefaultSavePlanner()
-        try:
-            checkpoint.save({str(i): torch.ones(2) for i in range(4)}, checkpoint_id=tmp_path, planner=planner)
-        except checkpoint.CheckpointException:
-            return "an error"
-        return "saved"
+        found = []
+        for way, save in WAYS_TO_SAVE.items():
+            try:
+                save({str(i): torch.ones(2) for i in range(4)}, checkpoint_id=tmp_path / way, planner=planner)
+            except checkpoint.CheckpointException:
+                found.append(f"{way}: an error")
+        return found
 
-    assert_on_ranks(["an error"] * world.size, world.run(body))
+    assert_on_ranks([[f"{way}: an error" for way in WAYS_TO_SAVE]] * world.size, world.run(body))
 
 
 def stagers(rank: Rank) -> dict[str, Any]:

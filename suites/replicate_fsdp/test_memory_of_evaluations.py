@@ -1,4 +1,4 @@
-"""The memory that a sharded module holds after forwards that no backward follows."""
+"""The memory that a sharded module holds after forwards that no backward follows, and after backwards."""
 
 from __future__ import annotations
 
@@ -46,6 +46,35 @@ def test_evaluations(world: World) -> None:
                 model[2].reshard()
                 found = held_less_than(limit := before + whole * 0.5, within=2)
                 assert found < limit, f"{what}, resharded: {found - before}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-MEMORY-5702",
+    "After a synchronized backward, a sharded module holds its shards of gradients, but no whole gradient.",
+    source="torch.distributed.fsdp.fully_shard: 'after backward ... reduce-scatters gradients', 'sharded gradients'",
+)
+@pytest.mark.world(2)
+def test_backwards(world: World) -> None:
+    """Train three layers, which are resharded after a forward or not, after zero_grad or on top of gradients."""
+
+    def body(rank: Rank) -> None:
+        for (name, policy), reshard, roots in itertools.product(POLICIES.items(), (False, True), (False, True)):
+            model: Any = nn.Sequential(*(nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(3))).to(rank.device)
+            options: dict[str, Any] = {"mesh": rank.mesh(), "mp_policy": policy}
+            for layer in () if roots else model:
+                fully_shard(layer, reshard_after_forward=reshard, **options)
+            fully_shard(model, **options)
+            before, whole = held(), FEATURES**2 * (4 if name == "plain" else 2)
+            shards = 3 * FEATURES**2 * 4 // rank.size
+            for turn in range(3):
+                model(torch.ones(1, FEATURES, device=rank.device)).sum().backward()
+                what = f"{name}, {reshard=}, {roots=}, turn {turn}: bytes besides gradients, of layers of {whole}"
+                found = held_less_than(limit := before + shards + whole * 0.5, within=2)
+                assert found < limit, f"{what}: {found - before - shards}"
+                if turn:
+                    model.zero_grad()
 
     world.run(body)
 

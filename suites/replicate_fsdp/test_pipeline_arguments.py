@@ -24,7 +24,8 @@ ROWS = 3
 class Part(nn.Module):
     """A stage that takes two tensors and passes on two, of which both or one have gradients; the last returns one.
 
-    A turned pipeline splits its second input and its output along their second dimension.
+    The first one makes marks of them, which are no floating-point tensors, and all pass them on. A turned pipeline
+    splits its second input and its output along their second dimension.
     """
 
     def __init__(self, index: int, count: int, both: bool, turned: bool) -> None:
@@ -32,13 +33,14 @@ class Part(nn.Module):
         self.index, self.count, self.both, self.turned = index, count, both, turned
         self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [-1.0, 1.0 + index % 2]], dtype=torch.float64))
 
-    def forward(self, a: torch.Tensor, b: torch.Tensor, *, factor: torch.Tensor, shift: Any) -> Any:
+    def forward(self, a: torch.Tensor, b: torch.Tensor, *marks: torch.Tensor, factor: torch.Tensor, shift: Any) -> Any:
         """Map two of double[rows, 2] to two, or to their sum."""
         b = b.T.contiguous() if self.index == 0 and self.turned else b
+        marked, numbers, small = marks or (b.detach() > 0, b.detach().long(), b.detach().to(torch.int8))
         b = b * factor * (self.weight.sum().sign() if self.both else 1)
-        a = a @ self.weight + b * (shift.T if isinstance(shift, torch.Tensor) else shift)
+        a = a @ self.weight + b * (shift.T if isinstance(shift, torch.Tensor) else shift) + marked * (numbers + small)
         if self.index < self.count - 1:
-            return a, b
+            return a, b, marked, numbers, small
         return (a + b).T if self.turned else a + b
 
 
@@ -89,6 +91,11 @@ NUMBERS: list[tuple[Any, int, int, bool]] = [
     "Stages of a pipeline pass several tensors on, with gradients or without, while keyword arguments reach each.",
     source=f"{SOURCE}: PipelineStage: 'Example input tensors (single tensor or tuple)'; 'kwargs can be passed to all "
     "stages via respective step calls'",
+)
+@requirement(
+    "RFSDP-PIPE-5703",
+    "Stages of a pipeline pass integers and booleans on beside tensors with gradients, in training, too.",
+    source=f"{SOURCE}: PipelineStage: 'Example input tensors (single tensor or tuple)'",
 )
 @requirement(
     "RFSDP-PIPE-5492",

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,6 +187,13 @@ class Counted:
         return work.get_future().then(lambda done: done.value()[0] / 2)
 
 
+POLICIES = {
+    "fully_shard": MixedPrecisionPolicy(),
+    "mixed": MixedPrecisionPolicy(torch.float32, torch.float64, output_dtype=torch.float64),
+}
+"""How stages under fully_shard compute; whole numbers are exact in each dtype."""
+
+
 def whole(gradients: Iterable[torch.Tensor | None]) -> list[Any]:
     """Return gradients as lists."""
     found = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
@@ -203,7 +210,7 @@ def whole(gradients: Iterable[torch.Tensor | None]) -> list[Any]:
     "DDP reduces the gradients of a pipeline's stage once in a step, after its last microbatch.",
     source=f"{SOURCE}: PipelineStage.backward_one_chunk: last_backward",
 )
-@pytest.mark.parametrize("how", ["ddp", "fully_shard"])
+@pytest.mark.parametrize("how", ["ddp", "fully_shard", "mixed"])
 @pytest.mark.world(4)
 def test_replicated_stages(world: World, how: str) -> None:
     """Two replicas of a pipeline of two ranks take two steps on data of their own."""
@@ -216,8 +223,8 @@ def test_replicated_stages(world: World, how: str) -> None:
             hook = Counted(replicas.get_group())
 
             def wrap(module: nn.Module, hook: Any = hook) -> nn.Module:
-                if how == "fully_shard":
-                    return fully_shard(module, mesh=replicas)
+                if how != "ddp":
+                    return fully_shard(module, mesh=replicas, mp_policy=POLICIES[how])
                 ddp = DistributedDataParallel(module, process_group=replicas.get_group())
                 ddp.register_comm_hook(hook, lambda state, bucket: state.average(bucket))
                 return ddp
