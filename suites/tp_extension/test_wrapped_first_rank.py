@@ -1,12 +1,15 @@
-"""Full state dicts of FSDP1 that only the first rank has, with each strategy of sharding."""
+"""Full state dicts of FSDP1 with each strategy of sharding: on the first rank alone, and after further training."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, StateDictType
 
-from fixtures.wrapped import STRATEGIES, Weight, wrapped
-from harness import Rank, World, assert_on_ranks, requirement
+from fixtures.wrapped import STRATEGIES, Weight, inputs, nested, wrapped
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 
 
 @requirement(
@@ -29,3 +32,29 @@ def test_state(world: World, strategy: ShardingStrategy) -> None:
         return found
 
     assert_on_ranks([[["weight"]] * 2, [[], []]], world.run(body))
+
+
+@requirement(
+    "TP-STATE-18",
+    "A full state dict keeps its values, whatever the model does afterwards.",
+    source="torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict",
+)
+@pytest.mark.world(2)
+def test_state_stays(world: World) -> None:
+    """Take it with each strategy and option, train the model, and read it then."""
+
+    def body(rank: Rank) -> None:
+        options = itertools.product(STRATEGIES, (False, True), (False, True), (False, True))
+        for strategy, original, offloaded, first_only in options:
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            settings = FullStateDictConfig(offload_to_cpu=offloaded, rank0_only=first_only)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, settings):
+                state = model.state_dict()
+            model(inputs(rank)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.5).step()
+            for name, value in state.items():
+                what = f"{name}, {strategy}, {original=}, {offloaded=}, {first_only=}"
+                assert_same(torch.ones(4 if "others" in name else 8), value.cpu(), what)
+            assert len(state) == (0 if first_only and rank.index else 2)
+
+    world.run(body)
