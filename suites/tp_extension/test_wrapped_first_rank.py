@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 from fixtures.wrapped import STRATEGIES, Weight, inputs, nested, wrapped
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 
+SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
+
 
 @requirement(
     "TP-DICT-5610",
@@ -37,7 +39,7 @@ def test_state(world: World, strategy: ShardingStrategy) -> None:
 @requirement(
     "TP-STATE-18",
     "A full state dict keeps its values, whatever the model does afterwards.",
-    source="torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict",
+    source=SOURCE,
 )
 @pytest.mark.world(2)
 def test_state_stays(world: World) -> None:
