@@ -1,4 +1,4 @@
-"""Clipping of gradients under FSDP1 in each dtype."""
+"""Clipping of gradients under FSDP1: in each dtype, with replicas, and on ranks without gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.wrapped import HYBRIDS, STRATEGIES, Weight, inputs, nested, own, wrapped
+from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 COUNT = 4000
@@ -74,3 +74,34 @@ def test_replicas(world: World) -> None:
                 assert clipped == pytest.approx(right * scale, rel=1e-5), what
 
     world.run(body)
+
+
+@requirement(
+    "TP-CLIP-5800",
+    "clip_grad_norm_ clips by the norm of all ranks' gradients on each rank, even on one that has none itself.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_: 'viewed as a single vector'",
+)
+@pytest.mark.world(2)
+def test_ranks_without_gradients(world: World) -> None:
+    """Freeze what the first rank has, the other or neither, or shard a single number, which is on one rank."""
+    cases = list(itertools.product(("first", "second", "neither", "single"), STRATEGIES[:2], (1.0, 2.0, math.inf)))
+
+    def body(rank: Rank) -> list[set[float]]:
+        found = []
+        for case, strategy, norm in cases:
+            first, second = (1, 0) if case == "single" else (4, 4)
+            module = Outer(first, 5.0, Weight(second, 3.0)) if second else Weight(first, 5.0)
+            for name, part in zip(("first", "second"), module.parameters(), strict=False):
+                part.requires_grad_(name != case)
+            model = wrapped(rank, module, sharding_strategy=strategy, use_orig_params=True)
+            model(torch.ones(1, device=rank.device)).sum().backward()
+            gradients = [5.0] * first * (case != "first") + [3.0] * second * (case != "second")
+            right = torch.linalg.vector_norm(torch.tensor(gradients), norm).item()
+            total = model.clip_grad_norm_(right / 2, norm).item()
+            assert total == pytest.approx(right, rel=1e-6), f"{case}, {strategy}, norm {norm}"
+            found.append({round(2 * value, 4) for value in own(model)})
+        return found
+
+    for (case, *how), *found in zip(cases, *world.run(body), strict=True):
+        right = {5.0, 3.0} - {{"first": 5.0, "second": 3.0, "single": 3.0}.get(case)}
+        assert set().union(*found) == right, f"{case}, {how}: {found}"

@@ -1,12 +1,17 @@
-"""Full state dicts of FSDP1 that only the first rank has, with each strategy of sharding."""
+"""Full state dicts of FSDP1 with each strategy of sharding: on the first rank alone, and after further training."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, StateDictType
 
-from fixtures.wrapped import STRATEGIES, Weight, wrapped
-from harness import Rank, World, assert_on_ranks, requirement
+from fixtures.wrapped import STRATEGIES, Weight, inputs, nested, wrapped
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
+
+SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.state_dict, optim_state_dict"
 
 
 @requirement(
@@ -29,3 +34,27 @@ def test_state(world: World, strategy: ShardingStrategy) -> None:
         return found
 
     assert_on_ranks([[["weight"]] * 2, [[], []]], world.run(body))
+
+
+@requirement(
+    "TP-STATE-18",
+    "A full state dict keeps its values, whatever the model does afterwards.",
+    source=SOURCE,
+)
+@pytest.mark.world(2)
+def test_state_stays(world: World) -> None:
+    """Take it with each strategy and flat or original parameters, train the model, and read it then."""
+
+    def body(rank: Rank) -> None:
+        for strategy, original in itertools.product(STRATEGIES, (False, True)):
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+                state = model.state_dict()
+            model(inputs(rank)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.5).step()
+            for name, value in state.items():
+                what = f"{name}, {strategy}, {original=}"
+                assert_same(torch.ones(4 if "others" in name else 8), value.cpu(), what)
+            assert len(state) == 2
+
+    world.run(body)
