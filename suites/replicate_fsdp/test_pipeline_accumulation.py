@@ -1,0 +1,48 @@
+"""Gradients that a pipeline's stages accumulate over steps, with an evaluation in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+
+from fixtures.pipelines import total
+from harness import Rank, World, requirement
+from harness.stacks.limit import runs_with
+
+
+@requirement(
+    "RFSDP-PIPE-6204",
+    "An evaluation with a pipeline schedule leaves the gradients that its stages accumulate.",
+    source="torch.distributed.pipelining: ScheduleGPipe.eval, step; torch.Tensor.grad",
+)
+@pytest.mark.skipif(
+    runs_with("<2.12"), reason="unsupported: before 2.12, a schedule's first call decides what later ones can do"
+)
+@pytest.mark.parametrize("how", ["alone", "fully_shard"])
+@pytest.mark.world(2)
+def test_evaluated_between(world: World, how: str) -> None:
+    """Take a step, evaluate, and take another step with the same batch."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 1, names=("stages", "shards"))
+        layer = nn.Linear(2, 2, bias=False, device=rank.device)
+        nn.init.ones_(layer.weight)
+        if how == "fully_shard":
+            fully_shard(layer, mesh=mesh["shards"])
+        stage = PipelineStage(layer, rank.index, 2, rank.device, group=mesh.get_group("stages"))
+        schedule: Any = ScheduleGPipe(stage, 2, loss_fn=total, scale_grads=False)
+        data = torch.ones(4, 2, device=rank.device)
+        for call in ("step", "eval", "step"):
+            with torch.set_grad_enabled(call == "step"):
+                getattr(schedule, call)(*((data,) if rank.index == 0 else ()), target=data if rank.index else None)
+        found: Any = layer.weight.grad
+        found = found.full_tensor() if isinstance(found, DTensor) else found
+        assert found.tolist() == [[16.0, 16.0], [16.0, 16.0]], f"after two steps: {found.tolist()}"
+
+    world.run(body)
