@@ -11,17 +11,19 @@ from torch import Tensor
 
 from harness import Rank, World, assert_same, requirement
 from harness.stacks.collectives import functional, unwaited
+from harness.stacks.limit import runs_with
 from suites.dynamo.test_functional_arguments import BACKENDS, run_by
 
 Collective = Callable[[Tensor], Tensor]
 Transformed = Callable[[Collective, Tensor], Tensor]
 
-COLLECTIVES: dict[str, Collective] = {
-    "all_reduce": lambda x: functional.all_reduce(x, "sum", dist.group.WORLD),
-    "all_gather": lambda x: functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD),
-    "reduce_scatter": lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD),
-    "all_to_all": lambda x: functional.all_to_all_single_autograd(x, [1, 1], [1, 1], dist.group.WORLD),
-}
+COLLECTIVES: dict[str, Collective] = {"all_reduce": lambda x: functional.all_reduce(x, "sum", dist.group.WORLD)}
+if not runs_with("<2.13"):  # before 2.13, transforms refuse the others, as they say
+    COLLECTIVES |= {
+        "all_gather": lambda x: functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD),
+        "reduce_scatter": lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD),
+        "all_to_all": lambda x: functional.all_to_all_single_autograd(x, [1, 1], [1, 1], dist.group.WORLD),
+    }
 """Linear functions of a tensor of two elements, of which each has a gradient."""
 
 
