@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -158,6 +159,33 @@ def test_units_of_a_monitored_timeout(world: World) -> None:
         for wrong in (20, "20"):
             with pytest.raises(TypeError, match="timedelta"):
                 dist.monitored_barrier(timeout=wrong)
+
+    world.run(body, watch=False, timeout=20)
+
+
+@requirement(
+    "COLL-BARRIER-09",
+    "The timeout of monitored_barrier is a duration, or a fractional number of seconds, and None means the default.",
+    source="torch.distributed.monitored_barrier: timeout, 'assuming it represents seconds'",
+)
+@pytest.mark.needs(features=["monitored_barrier"])
+@pytest.mark.parametrize("given", [True, False], ids=["given", "of-the-group"])
+@pytest.mark.world(2)
+def test_monitored_timeout_of_a_group(world: World, given: bool) -> None:
+    """Rank 1 is too late for the timeout of the barrier, or for that of a group whose barrier is given none."""
+    short = timedelta(seconds=0.2)
+
+    def body(rank: Rank) -> None:
+        group = dist.new_group(timeout=timedelta(seconds=20) if given else short)
+        if rank.index == 1:
+            with suppress(RuntimeError):  # it comes in the end, so that nobody waits for long
+                rank.store.wait(["expired"], 3 * short)
+            with suppress(RuntimeError):
+                dist.monitored_barrier(group, 5 * short)
+            return
+        with pytest.raises(RuntimeError, match="Rank 1 failed"):
+            dist.monitored_barrier(group, short if given else None)
+        rank.store.set("expired", "")
 
     world.run(body, watch=False, timeout=20)
 
