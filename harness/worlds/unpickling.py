@@ -34,7 +34,7 @@ _PLAIN = {
     "numpy._core.numeric": {"_frombuffer"},
     "numpy.core.multiarray": {"_reconstruct", "scalar"},
     "numpy.core.numeric": {"_frombuffer"},
-    "harness.worlds.wire": {"_load_typed", "_load_untyped", "_tensor_rebuilder"},
+    "harness.worlds.wire": {"_load_typed", "_load_untyped", "_memory_format", "_tensor_rebuilder"},
 }
 """Names, by module, with which a pickle can do nothing but make data that is as large as itself.
 

@@ -87,9 +87,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 return _load_untyped, (pickle.PickleBuffer(_storage_bytes(obj)),)
             if obj is getattr(torch._utils, "_rebuild_tensor_v3", ""):
                 return _tensor_rebuilder, ()
-            # pickle would look for a module that knows them, and import on the rank whichever it found first
-            if type(obj) in (torch.dtype, torch.layout, torch.memory_format):
-                return _of_torch, (str(obj).removeprefix("torch."),)
+            # pickle would look for a module in which torch is found, and import on the rank whichever comes first
+            if type(obj) is torch.memory_format:
+                return _memory_format, (str(obj).removeprefix("torch."),)
         # A module of a class of its own, such as torch.backends.cudnn, which cloudpickle does not know for one.
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
@@ -117,11 +117,13 @@ def _load_untyped(data: Any) -> Any:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
 
 
-def _of_torch(name: str) -> Any:
-    """Return a dtype, a layout or a memory format."""
+def _memory_format(name: str) -> Any:
     import torch
 
-    return getattr(torch, name)
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.memory_format):
+        raise pickle.UnpicklingError(f"torch.{name} is not a memory format")
+    return found
 
 
 def _load_typed(untyped: Any, dtype: Any) -> Any:

@@ -298,6 +298,7 @@ def plain_of(value: Any) -> Any:
         None,
         [1, 2.5, "x", b"y", {"a": (1,)}, {1, 2}, frozenset([3]), 1 + 2j, bytearray(b"z")],
         torch.float32,
+        torch.channels_last,
         torch.Size([1, 2]),
         {"w": torch.ones(2, requires_grad=True), "b": torch.zeros(0, dtype=torch.bfloat16)},
         torch.nn.Parameter(torch.ones(1)),

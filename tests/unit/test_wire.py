@@ -79,6 +79,13 @@ def test_constants_of_torch(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert through([thing]) == [thing]
 
 
+@pytest.mark.parametrize("name", ["load", "float32", "nothing"])
+def test_other_than_memory_formats(name: str) -> None:
+    """What reads a memory format gives nothing else of torch, whoever wrote the pickle."""
+    with pytest.raises(pickle.UnpicklingError, match=f"torch.{name} is not a memory format"):
+        wire._memory_format(name)
+
+
 def test_module_of_a_class_of_its_own() -> None:
     """A function may name torch.backends.cudnn, whose switches are properties of its class."""
     assert through(torch.backends.cudnn) is torch.backends.cudnn
