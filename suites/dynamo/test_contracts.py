@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.oracles.tracing import broken
 from harness.stacks import dynamo
-from harness.stacks.tracing import traced
+from harness.stacks.tracing import Tracer, traced
 from suites.dynamo.backends import INDUCTOR
 from suites.dynamo.contracts import CONSTRUCTS, NAMED, Setting
 from suites.dynamo.sized_contracts import CHANGES, rows, sized
@@ -134,3 +134,41 @@ def test_sized(world: World, family: str, backend: str) -> None:
 def test_changes_are_of_constructs() -> None:
     """Each change names an existing construct."""
     assert set(CHANGES) <= {str(construct) for constructs in CONSTRUCTS.values() for construct in constructs}
+
+
+INTO: dict[str, tuple[Any, str, int]] = {
+    "all_reduce": (lambda out, x: dist.all_reduce(out), "all_reduce", 4),
+    "reduce_scatter_tensor": (dist.reduce_scatter_tensor, "reduce_scatter_tensor", 2),
+    "all_gather_into_tensor": (dist.all_gather_into_tensor, "all_gather_into_tensor", 8),
+    "all_gather": (lambda out, x: dist.all_gather([*out.split(4)], x), "all_gather_into_tensor", 8),
+    "all_to_all_single": (dist.all_to_all_single, "all_to_all_single", 4),
+}
+"""Collectives that write into a tensor, with the operator that does the same, and the elements of the result."""
+
+
+@requirement(
+    "DYN-TRACE-6300",
+    "In a graph, a collective that writes into a tensor is the operator of its name, which moves no more than it does.",
+    source="torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable",
+)
+@pytest.mark.world(2)
+def test_written_into(world: World) -> None:
+    """Compile one collective after the other."""
+
+    def body(rank: Rank) -> dict[str, list[str]]:
+        found = {}
+        for name, (collective, _, elements) in INTO.items():
+
+            def code(x: torch.Tensor, out: torch.Tensor, collective: Any = collective) -> torch.Tensor:
+                collective(out, x)
+                return out + 1
+
+            torch.compiler.reset()
+            tracer = Tracer("aot_eager")
+            compiled = torch.compile(code, backend=tracer, fullgraph=True)
+            compiled(torch.ones(4, device=rank.device), torch.ones(elements, device=rank.device))
+            operators = [o.name.split(".")[1] for o in tracer.forwards[0].operators if "c10d_" in o.name]
+            found[name] = [operator for operator in operators if operator != "wait_tensor"]
+        return found
+
+    assert_on_ranks([{name: [operator] for name, (_, operator, _) in INTO.items()}] * 2, world.run(body))
