@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -303,6 +304,33 @@ def test_memory_of_messages(rank: Rank) -> None:
     for number in range(1, 7):
         messages(number)
     assert elements() - before < 50_000
+
+
+@requirement(
+    "COLL-FREE-6001",
+    "A collective of objects takes at most six times the memory that the pickled objects of a call have.",
+    source="torch.distributed.all_gather_object, broadcast_object_list, gather_object, scatter_object_list, "
+    "send_object_list, recv_object_list: objects are pickled to tensors of bytes",
+)
+@pytest.mark.needs(features=["objects"])
+@spmd(2)
+def test_peak_of_messages(rank: Rank) -> None:
+    """Measure what Python allocates while each moves a text."""
+    text, peaks, here = "x" * 400_000, {}, rank.index == 0
+    calls: dict[str, Any] = {
+        "all_gather_object": lambda: dist.all_gather_object([None, None], text),
+        "gather_object": lambda: dist.gather_object(text, [None, None] if here else None),
+        "broadcast_object_list": lambda: dist.broadcast_object_list([text if here else None]),
+        "scatter_object_list": lambda: dist.scatter_object_list([None], [text, "short"] if here else None),
+        "send_object_list": lambda: dist.send_object_list([text], 1) if here else dist.recv_object_list([None], 0),
+    }
+    for name, call in calls.items():
+        call()
+        tracemalloc.start()
+        call()
+        peaks[name] = tracemalloc.get_traced_memory()[1] / len(text)
+        tracemalloc.stop()
+    assert max(peaks.values()) < 6, f"times the text: {peaks}"
 
 
 def assert_freed(calls: list[list[Any]]) -> None:

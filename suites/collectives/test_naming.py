@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from harness import Rank, World, requirement, spmd
+
+NEW_GROUP = "torch.distributed.new_group"
 
 
 def total(rank: Rank, group: object) -> int:
@@ -50,19 +53,29 @@ def test_translation(world: World, ranks: tuple[int, ...]) -> None:
     "new_subgroups divides the given group and returns to each member the subgroup it is in.",
     source="torch.distributed.new_subgroups: group; pytorch/pytorch#153798",
 )
-@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 3)], ids=str)
+@requirement(
+    "COLL-GROUP-6000",
+    "new_subgroups divides a group whose ranks are not in ascending order in the group's order.",
+    source="torch.distributed.new_subgroups: group; new_group: sort_ranks",
+)
+@pytest.mark.parametrize(
+    "ranks",
+    [(0, 1, 2, 3), (2, 3), pytest.param((3, 1, 2, 0), marks=pytest.mark.needs(torch=f"{NEW_GROUP}(sort_ranks)"))],
+    ids=str,
+)
 @pytest.mark.world(4)
 def test_parts_of_a_group(world: World, ranks: tuple[int, ...]) -> None:
     """Subgroups have one or two ranks."""
 
     def body(rank: Rank) -> None:
-        parent = dist.group.WORLD if len(ranks) == 4 else dist.new_group(list(ranks))
+        options: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
+        parent = dist.group.WORLD if ranks == (0, 1, 2, 3) else dist.new_group(list(ranks), **options)
         if rank.index not in ranks:
             return
         for size in (1, 2):
             mine, groups = dist.new_subgroups(size, group=parent)
-            first = ranks[ranks.index(rank.index) // size * size]
-            part = list(range(first, first + size))
+            first = ranks.index(rank.index) // size * size
+            part = sorted(ranks[first : first + size])
             assert len(groups) == len(ranks) // size
             assert dist.get_process_group_ranks(mine) == part
             assert total(rank, mine) == sum(10**member for member in part)
