@@ -539,18 +539,17 @@ def test_barriers_of_beginnings(world: World, groups: str) -> None:
             late("the world")
             dist.init_process_group(rank.backend, store=store, rank=rank.index, world_size=3, timeout=seconds)
             everyone_asked("the world")
-            local = [[1, 2], [1, 2], [1] if rank.index == 1 else [2]]
-            for number, ranks in enumerate(local if groups == "local" else []):
-                if rank.index == 0:
-                    rank.store.wait([f"local {number} of {i}" for i in (1, 2)])
-                    continue
-                late(f"local {number}")
-                group = dist.new_group(ranks, use_local_synchronization=True, timeout=seconds)
-                if 2 in ranks:
-                    everyone_asked(f"local {number}")
-                assert total(rank, group) == sum(10**i for i in ranks)
-                rank.store.set(f"local {number} of {rank.index}", "")
             if groups == "local":
+                for number, ranks in enumerate([[1, 2], [1, 2], [1] if rank.index == 1 else [2]]):
+                    if rank.index == 0:
+                        rank.store.wait([f"local {number} of {i}" for i in (1, 2)])
+                        continue
+                    late(f"local {number}")
+                    group = dist.new_group(ranks, use_local_synchronization=True, timeout=seconds)
+                    if 2 in ranks:
+                        everyone_asked(f"local {number}")
+                    assert total(rank, group) == sum(10**i for i in ranks)
+                    rank.store.set(f"local {number} of {rank.index}", "")
                 return
             for ranks in ([0, 1], [1, 2], [0], [0, 1, 2]):
                 late(f"{ranks}")

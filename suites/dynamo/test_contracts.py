@@ -167,8 +167,7 @@ def test_written_into(world: World) -> None:
             tracer = Tracer("aot_eager")
             compiled = torch.compile(code, backend=tracer, fullgraph=True)
             compiled(torch.ones(4, device=rank.device), torch.ones(elements, device=rank.device))
-            operators = [o.name.split(".")[1] for o in tracer.forwards[0].operators if "c10d_" in o.name]
-            found[name] = [operator for operator in operators if operator != "wait_tensor"]
+            found[name] = [o.name.split(".")[1] for o in tracer.forwards[0].operators if o.is_collective]
         return found
 
     assert_on_ranks([{name: [operator] for name, (_, operator, _) in INTO.items()}] * 2, world.run(body))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,18 +60,11 @@ def test_specialized(world: World, how: str) -> None:
 
     def body(rank: Rank) -> None:
         for dims in 0, [0]:
-            made = list[int]()
-
-            def backend(graph: Any, inputs: Any, made: list[int] = made) -> Callable[..., Any]:
-                made.append(len(made))
-                return graph  # type: ignore[no-any-return]
-
-            torch.compiler.reset()
-            function: Any = torch.compile(summed, backend=backend, fullgraph=True)
+            function, counter = dynamo.compiled(summed, backend="eager")
             for rows in 8, 5, 8:
                 x = torch.full((rows, 3), 1.0 + rank.index, device=rank.device)
                 dynamo.marked(how, x, dims, specialize_on=[lambda n: n == 8])
                 assert_same(summed(x.clone()) + 0, function(x) + 0, f"{rows} rows, {dims}")
-            assert len(made) == 2, f"compiled {len(made)} times for {dims}"
+            assert counter.graphs == 2, f"compiled {counter.graphs} times for {dims}"
 
     world.run(body)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import DTensor
 
 from fixtures.pipelines import total
+from fixtures.states import whole
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -41,8 +41,7 @@ def test_evaluated_between(world: World, how: str) -> None:
         for call in ("step", "eval", "step"):
             with torch.set_grad_enabled(call == "step"):
                 getattr(schedule, call)(*((data,) if rank.index == 0 else ()), target=data if rank.index else None)
-        found: Any = layer.weight.grad
-        found = found.full_tensor() if isinstance(found, DTensor) else found
+        found = whole(layer.weight.grad)
         assert found.tolist() == [[16.0, 16.0], [16.0, 16.0]], f"after two steps: {found.tolist()}"
 
     world.run(body)
