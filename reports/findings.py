@@ -15,6 +15,8 @@ from reports.page import LONGEST, environment
 _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+)/(?:issues|pull|discussions)/(\d+)\b")
 MARKS: Mapping[str, str] = {"wrong": "failed", "hang": "hung", "crash": "crashed", "error": "waived"}
 """The class of the mark of a kind; any other kind has none."""
+FILES = 15
+"""The number of files of PyTorch that are shown at once; a click shows the others."""
 
 
 def page(view: Mapping[str, Any]) -> str:
@@ -28,7 +30,7 @@ def page(view: Mapping[str, Any]) -> str:
     return (
         environment(LONGEST)
         .get_template("findings.html")
-        .render(**view, marks=MARKS, heat=heat, report_of=report_of, short=short(view["versions"]))
+        .render(**view, marks=MARKS, heat=heat, report_of=report_of, short=short(view["versions"]), SHOWN=FILES)
     )
 
 

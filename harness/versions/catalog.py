@@ -19,8 +19,9 @@ from harness.profiles.model import UNREPORTED, ProfileError
 from harness.profiles.reading import parse_defects, text_of
 from harness.profiles.shelf import SHIPPED_DEFECTS, shipped_defects
 from harness.profiles.vocabulary import KINDS
-from harness.versions import findings
+from harness.versions import causes, findings
 from harness.versions.areas import AREAS, area
+from harness.versions.causes import Cause, UnreadableCauses
 from harness.versions.findings import GONE, THERE, Version, state
 from harness.versions.scripts import FOLDER, Script, command_in, scripts
 from harness.versions.tables import Row, rows, standard
@@ -79,6 +80,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     scripts: tuple[Shown, ...] = ()
+    cause: Cause | None = None
+    """Where in PyTorch it is, if that is known."""
 
     @property
     def named(self) -> str:
@@ -97,6 +100,8 @@ class Catalog(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     versions: tuple[str, ...]
     """The versions of PyTorch that are known, oldest first."""
+    causes: tuple[Cause, ...] = ()
+    """Where in PyTorch they are, as far as that is known."""
 
     @property
     def newest(self) -> str:
@@ -113,15 +118,16 @@ def catalog(root: Path) -> Catalog:
         raise CatalogError(f"no defects in {root / SHIPPED_DEFECTS}: run it in a checkout of Concord")
     try:
         known = findings.read(root)
+        why = causes.read(root)
         owners = [parse_defects(text_of(path), path.relative_to(root).as_posix()) for path in shipped_defects(root)]
-    except (findings.Unreadable, ProfileError) as e:
+    except (findings.Unreadable, UnreadableCauses, ProfileError) as e:
         raise CatalogError(str(e)) from None
     if not known:
         raise CatalogError(f"{findings.FILE}: nothing is known of any version; concord findings writes it")
     defects = [defect for owner in owners for defect in owner.defects]
-    said = _Said(root, known, {defect.waiver.defect for defect in defects})
+    said = _Said(root, known, {defect.waiver.defect for defect in defects}, why)
     found = sorted((said.finding(defect) for defect in defects), key=lambda each: _order(each, [*known][-1]))
-    return Catalog(tuple(found), tuple(known))
+    return Catalog(tuple(found), tuple(known), why)
 
 
 def _order(finding: Finding, newest: str) -> tuple[int, bool, int, str]:
@@ -138,8 +144,9 @@ def _order(finding: Finding, newest: str) -> tuple[int, bool, int, str]:
 class _Said:
     """What the pages and scripts of a checkout say of defects."""
 
-    def __init__(self, root: Path, known: Mapping[str, Version], ids: set[str]) -> None:
+    def __init__(self, root: Path, known: Mapping[str, Version], ids: set[str], causes: Iterable[Cause]) -> None:
         self.root = root
+        self.causes = {name: cause for cause in causes for name in cause.defects}
         self.known = known
         self.ids = ids
         self.rows: dict[str, list[Row]] = {}
@@ -171,6 +178,7 @@ class _Said:
             backends=defect.backends,
             devices=defect.devices,
             scripts=tuple(each for each in shown if each is not None),
+            cause=self.causes.get(waiver.named),
         )
 
     def versions(self, defect: Defect) -> Iterable[InVersion]:
@@ -244,4 +252,13 @@ def view(of: Catalog) -> dict[str, Any]:
         "counts": msgspec.to_builtins(counts(of)),
         "kinds": dict(KINDS),
         "areas": dict(AREAS),
+        "files": [
+            {**msgspec.to_builtins(file), "defects": file.defects, "causes": [_plain(each) for each in file.causes]}
+            for file in causes.by_file(of.causes)
+        ],
+        "sure": dict(causes.SURE),
     }
+
+
+def _plain(cause: Cause) -> dict[str, Any]:
+    return {**msgspec.to_builtins(cause), "name": cause.name}

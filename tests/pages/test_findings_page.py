@@ -114,6 +114,7 @@ def test_search(opened: Callable[..., Any]) -> None:
         ("pytorch/stuck", ["stuck"]),
         ("test_c.py", ["compiled_often"]),
         ("130515", ["dtensor_item"]),
+        ("_dispatch.py", ["dtensor_item", "dtensor_fixed", "strided"]),
         ("item stuck", []),
     ):
         page.fill("#q", sought)
@@ -179,6 +180,19 @@ def test_one_defect(opened: Callable[..., Any]) -> None:
     assert len(shown(page)) == 9
 
 
+def test_causes(opened: Callable[..., Any]) -> None:
+    """A file of PyTorch opens to what is wrong in it, and a defect named there is opened by a click, also if hidden."""
+    page = opened("#kind=hang")
+    file = page.query_selector(".file")
+    assert file.inner_text().split("\n") == ["torch/distributed/tensor/_dispatch.py", "3 defects, 2 causes"]
+    file.query_selector("summary").click()
+    assert HOSTILE in file.inner_text()
+    file.query_selector("text=pytorch/dtensor_fixed").click()
+    soon(page, lambda page: page.is_visible('[id="pytorch/dtensor_fixed"] .script'), True)
+    cause = page.inner_text('[id="pytorch/dtensor_fixed"] .pairs')
+    assert "torch/distributed/tensor/_dispatch.py::OpDispatcher.dispatch: It forgets item." in cause
+
+
 def test_keyboard(opened: Callable[..., Any]) -> None:
     """A slash goes to the search, Escape empties it, and a defect is opened by Enter."""
     page = opened()
@@ -206,7 +220,7 @@ def test_without_scripts(browser: Any, file: Path) -> None:
     page.goto(file.as_uri())
     assert len(shown(page)) == 9
     assert [page.is_visible(each) for each in ("#filters", "#theme", "#reset", "#nothing")] == [False] * 4
-    assert page.query_selector_all("a[href^='#']:not(.skip)") == []
+    assert page.query_selector_all("a[href^='#']:not(.skip, .names a)") == []
     page.click('[id="pytorch/dtensor_item"] summary')
     assert page.is_visible('[id="pytorch/dtensor_item"] .script')
     context.close()

@@ -31,6 +31,25 @@ DEFECTS = [
     defect("of_no_kind"),
     defect("without_script", "wrong", reason=HOSTILE),
 ]
+CAUSES = f"""
+[[cause]]
+at = "torch/distributed/tensor/_dispatch.py::OpDispatcher.dispatch"
+why = "It forgets `item`."
+sure = "ran"
+defects = ["pytorch/dtensor_item", "pytorch/dtensor_fixed"]
+
+[[cause]]
+at = "torch/distributed/tensor/_dispatch.py"
+why = {json.dumps(HOSTILE)}
+sure = "guess"
+defects = ["pytorch/strided"]
+
+[[cause]]
+at = "gloo/gloo/barrier.cc::barrier"
+why = "It waits for a | forever."
+sure = "read"
+defects = ["pytorch/stuck"]
+"""
 OUTCOMES = {
     "dtensor_item": ("wrong result", "wrong result"),
     "dtensor_fixed": ("wrong result", "not there"),
@@ -75,6 +94,7 @@ def checkout(
         "fixtures/defects/gloo.toml": 'owner = "gloo"\nbackends = ["gloo"]\n',
         "docs/findings.md": rows,
         "docs/requirements.md": REQUIREMENTS,
+        **({"docs/findings/causes.toml": CAUSES} if defects else {}),
         "docs/findings/versions.json": json.dumps(
             {
                 version: {"torch": version, "python": "3.11", "outcomes": {k: v[i] for k, v in outcomes.items()}}
