@@ -1,4 +1,4 @@
-# a tensor-parallel layer on no rows of sequences hangs
+# a tensor-parallel layer on no sequences hangs if a sequence is as long as it has features
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=1 tp_empty_sequences.py
