@@ -1,4 +1,4 @@
-# An optimizer that is made after a forward of a replicated model trains nothing, without an error
+# An optimizer that is made after a forward without gradients of a replicated model silently trains nothing
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 fsdp_late_optimizer.py

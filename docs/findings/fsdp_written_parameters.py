@@ -1,4 +1,4 @@
-# What is written into parameters after a forward is lost, without an error
+# What is written into parameters after a forward without gradients is lost, without an error
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 fsdp_written_parameters.py
