@@ -1,4 +1,4 @@
-# The product of a batch that two mesh dimensions shard by a matrix raises an error about an invalid shape
+# The product of a batch that two mesh dimensions shard unevenly by a matrix raises an error about an invalid shape
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=4 dtensor_twice_sharded_batch.py

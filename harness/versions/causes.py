@@ -6,7 +6,7 @@ Someone has read PyTorch's source for each of them, and wrote it into ``docs/fin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -88,6 +88,11 @@ def read(root: Path) -> tuple[Cause, ...]:
     return causes
 
 
+def names(root: Path) -> set[str]:
+    """Return the names of all scripts of a checkout."""
+    return {path.stem for path in (root / FOLDER).glob("*.py")}
+
+
 def by_file(causes: Sequence[Cause]) -> list[File]:
     """Return the files with their causes, those of most defects first."""
     files: dict[str, list[Cause]] = {}
@@ -100,20 +105,25 @@ def by_file(causes: Sequence[Cause]) -> list[File]:
     return sorted(made, key=lambda file: (-file.defects, file.name))
 
 
-def page(causes: Sequence[Cause]) -> str:
-    """Render the causes as Markdown: the files, and then a table of causes for each."""
+def page(causes: Sequence[Cause], scripts: Collection[str]) -> str:
+    """Render the causes as Markdown: the files, and then a table of causes for each.
+
+    ``scripts``: the names of the defects, without their owners, that have a script.
+    """
     files = by_file(causes)
     places = {cause.at for cause in causes}
+    defects = sum(file.defects for file in files)
+    sure = {each: sum(cause.sure == each for cause in causes) for each in SURE}
     lines = [
         f"<!-- Generated from {FILE} by: python -m harness.versions.causes -->",
         "",
         "# Findings by cause",
         "",
-        f"Which code of PyTorch would have to change: {sum(file.defects for file in files)} known defects have",
-        f"{len(causes)} causes, in {len(places)} functions of {len(files)} files. One change at a cause would mend all of its",
+        f"Which code of PyTorch would have to change: {defects} known defects have {len(causes)} causes, in",
+        f"{len(places)} functions of {len(files)} files. One change at a cause would mend all of its",
         "[findings](findings.md). Names are those of PyTorch 2.13.0, or of a version that has the defect.",
         "",
-        *(f"- **{sure}**: {says} ({sum(cause.sure == sure for cause in causes)} causes)" for sure, says in SURE.items()),
+        *(f"- **{each}**: {says} ({sure[each]} causes)" for each, says in SURE.items()),
         "",
         "| file | defects | causes |",
         "|---|---:|---:|",
@@ -122,7 +132,8 @@ def page(causes: Sequence[Cause]) -> str:
     for file in files:
         lines += ["", f"## {file.name}", "", "| where | what is wrong there | findings | known |", "|---|---|---|---|"]
         for cause in file.causes:
-            found = ", ".join(f"[{name.partition('/')[2]}](findings/{name.partition('/')[2]}.py)" for name in cause.defects)
+            ids = [name.partition("/")[2] for name in cause.defects]
+            found = ", ".join(f"[{each}](findings/{each}.py)" if each in scripts else each for each in ids)
             where = f"`{cause.name}`" if cause.name else "the module"
             lines.append(f"| {where} | {_cell(cause.why)} | {found} | {cause.sure} |")
     return "\n".join(lines) + "\n"
@@ -138,4 +149,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_whole(Path.cwd() / PAGE, page(read(Path.cwd())))
+    write_whole(Path.cwd() / PAGE, page(read(Path.cwd()), names(Path.cwd())))
