@@ -15,6 +15,7 @@ How it behaves:
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -418,8 +419,14 @@ def replicate(
     for m in modules:
         m.register_forward_pre_hook(group._pre_forward, prepend=True, with_kwargs=True)
         m.register_forward_hook(group._post_forward, always_call=True)
-        m.__class__ = type(f"Replicate{type(m).__name__}", (ReplicateModule, type(m)), {})
+        m.__class__ = replicated(type(m))
     return module
+
+
+@functools.cache
+def replicated(of: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of replicated modules of a class, which is the same for all of them."""
+    return type(f"Replicate{of.__name__}", (ReplicateModule, of), {})
 
 
 def managed(module: nn.Module) -> Iterator[nn.Module]:

@@ -407,8 +407,8 @@ def test_wrong_hooks(world: World) -> None:
                 found = gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()
                 assert found == ([4.0 + 4 * rank.index, 8.0 + 8 * rank.index] if after else [1.5, 3.0]), name
             plain: Any = replicate.replicate(given([1.0], torch.float32).to(rank.device))
-            plain.register_comm_hook(None, hook)  # which is given to DDP in the first forward
             with pytest.raises(kind, match=says):
+                plain.register_comm_hook(None, hook)  # PyTorch gives it to DDP in the first forward
                 plain(torch.tensor(1.0, device=rank.device))
         for name, (hook, kind, says) in FAILING.items():
             model = DistributedDataParallel(given([1.0, 2.0], torch.float32).to(rank.device))
@@ -427,6 +427,7 @@ def test_wrong_hooks(world: World) -> None:
     "The built-in communication hooks average, one of them in float16, and stand in the place of any other hook.",
     source="torch.nn.parallel.DistributedDataParallel: _register_builtin_comm_hook; BuiltinCommHookType",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(2)
 def test_built_in_hooks(world: World) -> None:
     """Both kinds under each option, with numbers that float16 does not have; then a second hook of either sort."""
