@@ -199,8 +199,11 @@ class Replica:
         """Find the parameters to average, because some may have been replaced, frozen or thawed.
 
         Tensors that torch.func.functional_call puts in their place are no parameters, and keep their own gradients.
+        Parameters that nothing has replaced are averaged still: hooks of tensor-parallel layers take them away.
         """
-        found = {p: name for p, name in self.everything().items() if p.requires_grad and isinstance(p, nn.Parameter)}
+        every = self.everything()
+        found = {p: name for p, name in every.items() if p.requires_grad and isinstance(p, nn.Parameter)}
+        found |= {p: name for p, name in self.parameters.items() if name not in every.values()}
         here = weakref.ref(self)  # a strong reference would make a cycle that no garbage collector sees
         for p in self.hooks.keys() - found.keys():
             self.hooks.pop(p).remove()

@@ -8,7 +8,8 @@ How it behaves:
    own. A parameter that is already a DTensor, divided over another dimension of the mesh, becomes a DTensor over both
    dimensions.
 2. A forward of the module computes with plain parameters in ``param_dtype``, which are made from the DTensors. They
-   stay in place until the forward of the outermost module ends.
+   stay in place until the forward of the outermost module ends, and are in place again during a backward, which may
+   compute parts of the forward once more.
 3. Their gradients are added up in ``reduce_dtype`` until the end of a backward with synchronization. Then the gradients
    of each group are averaged over the mesh in one collective, and accumulated in the DTensors in the DTensors' dtype.
 """
@@ -119,7 +120,7 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = local(p).detach().to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
+                own = cast(self.policy.param_dtype, local(p).detach().to(self.mesh.device_type))
                 inner = self.inner(p)
                 made[p] = nn.Parameter(laid(own, *inner, p) if inner else own, requires_grad=p.requires_grad)
                 if p.requires_grad:
@@ -135,6 +136,11 @@ class Group:
             setattr(module, name, p)
         self.replaced.clear()
 
+    # torch.distributed.fsdp.share_comm_ctx shares streams by these names, but there are none.
+
+    _comm_ctx = _fsdp_param_group = None
+    _fsdp_param_groups = ()
+
     # torch.distributed.fsdp.register_fsdp_forward_method calls these two names.
 
     def _pre_forward(
@@ -144,12 +150,12 @@ class Group:
             Root(module)
         assert self.root is not None
         if self.root.module is module:
+            if self.root.averages_at_the_end:  # a failed backward has left it True
+                self.root.end_backward()
             self.root.forward_is_going_on = True
             if self.optimized is not None and self.mesh.device_type != "cpu":
                 torch.accelerator.current_stream().wait_event(self.optimized)
                 self.optimized = None
-            if torch.is_grad_enabled():
-                self.root.averages_at_the_end = False  # a failed backward may have left it True
             if self.mesh.device_type != "cpu":
                 args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
         self.unshard()
@@ -165,7 +171,7 @@ class Group:
             root.forward_is_going_on = False
             for group in root.groups:
                 group.reshard()
-        elif not root.forward_is_going_on:  # a backward that computes a checkpointed layer again
+        elif not root.forward_is_going_on and not root.averages_at_the_end:  # a part of the model was called alone
             self.reshard()
         for tensor in tensors(output):
             if tensor.requires_grad:  # the backward reaches this hook first
@@ -229,6 +235,7 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
 class Root:
     """The module whose forward is called first, with all groups inside. They are averaged when a backward ends."""
 
+    @torch.no_grad()
     def __init__(self, module: nn.Module) -> None:
         """Collect all groups.
 
@@ -258,11 +265,19 @@ class Root:
     def backward_is_going_on(self) -> None:
         if not self.averages_at_the_end:
             self.averages_at_the_end = True
+            for group in self.groups:
+                group.unshard()
             Variable._execution_engine.queue_callback(self.average)
+
+    def end_backward(self) -> None:
+        self.averages_at_the_end = False
+        if not self.forward_is_going_on:
+            for group in self.groups:
+                group.reshard()
 
     def average(self) -> None:
         if self.averages_at_the_end:
-            self.averages_at_the_end = False
+            self.end_backward()
             for group in self.groups:
                 group.average()
 

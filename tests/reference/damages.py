@@ -137,8 +137,8 @@ def whole_saved(old: Any, *args: Any) -> Any:
     return found.redistribute(placements=[Replicate()] * (found.device_mesh.ndim - 1) + [found.placements[-1]])
 
 
-def ranks_of_group(size: Any, dim: int, group: Any, device: Any, old: Any = tp.boxes) -> Any:
-    found = old(size, dim, group, device)
+def ranks_of_group(size: Any, dim: int, ranks: Any, device: Any, old: Any = tp.boxes) -> Any:
+    found = old(size, dim, ranks, device)
     for i, shard in enumerate(found):
         found[i] = type(shard)(shard.shard_offsets, shard.shard_sizes, tp.at(i, device))
     return found
