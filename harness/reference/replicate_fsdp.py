@@ -235,7 +235,6 @@ def has_gradient(group: weakref.ref[Group], parameter: nn.Parameter, plain: nn.P
 class Root:
     """The module whose forward is called first, with all groups inside. They are averaged when a backward ends."""
 
-    @torch.no_grad()
     def __init__(self, module: nn.Module) -> None:
         """Collect all groups.
 
@@ -265,9 +264,9 @@ class Root:
     def backward_is_going_on(self) -> None:
         if not self.averages_at_the_end:
             self.averages_at_the_end = True
+            Variable._execution_engine.queue_callback(self.average)  # compiled autograd raises an error here
             for group in self.groups:
                 group.unshard()
-            Variable._execution_engine.queue_callback(self.average)
 
     def end_backward(self) -> None:
         self.averages_at_the_end = False

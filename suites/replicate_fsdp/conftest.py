@@ -23,3 +23,9 @@ def with_reducer(pytestconfig: pytest.Config) -> None:
 def with_early_averages(pytestconfig: pytest.Config) -> None:
     """Skip a test on Concord's reference, which averages the gradients of all modules at the end of a backward."""
     unless_reference(pytestconfig, "averages in the middle of a backward")
+
+
+@pytest.fixture
+def with_transforms(pytestconfig: pytest.Config) -> None:
+    """Skip a test on Concord's reference, which raises an error where torch.func transforms a module."""
+    unless_reference(pytestconfig, "torch.func of managed modules")
