@@ -129,9 +129,12 @@ class DTensorExtensions:
             return sharded_rows(tensor, pg)
         assert tensor.device_mesh.ndim == 1, "a parameter is tensor parallel in one dimension"
         group, placement, own = tensor.device_mesh.get_group(), tensor.placements[0], tensor.to_local().detach()
+        coordinate = tensor.device_mesh.get_coordinate()
+        if coordinate is None:
+            raise RuntimeError(f"rank {dist.get_rank()} has no part of a parameter on {tensor.device_mesh}")
         if isinstance(placement, Shard):
             shards = boxes(tensor.shape, placement.dim, tensor.device_mesh.mesh.tolist(), own.device)
-            here = tensor.device_mesh.get_local_rank()
+            (here,) = coordinate
         else:  # each rank has all of it, and lists itself as the owner
             shards, here = [ShardMetadata([0] * tensor.dim(), [*tensor.shape], at(dist.get_rank(), own.device))], 0
         own_shards = [LocalShard(sharded_rows(own, pg), deepcopy(shards[here]))] if here < len(shards) else []
