@@ -183,7 +183,7 @@ class Replica:
         return found
 
     def before_own_forward(self) -> None:
-        """Prepare for a forward with the module's own parameters, or with some of them in torch.func.functional_call."""
+        """Prepare for a forward of the module, with its own parameters or in torch.func.functional_call."""
         if self.options.broadcast_buffers and self.synced:
             with torch.no_grad():
                 self.send(self.buffers())
@@ -235,7 +235,9 @@ class Replica:
         """
         asked, self.averages_at_the_end = self.averages_at_the_end, False
         leaves_out = self.options.find_unused_parameters or self.options.static_graph
-        if not asked or not self.parameters or not (self.used or leaves_out):  # torch.autograd.grad, for example, comes to no parameter
+        if not asked or not self.parameters:
+            return
+        if not self.used and not leaves_out:  # torch.autograd.grad, for example, comes to no parameter
             return
         self.waits = not leaves_out and bool(self.outputs) and not self.used.issuperset(self.parameters)
         if self.waits:
