@@ -312,7 +312,7 @@ def require_hook(hook: Any) -> None:
     signature = inspect.signature(hook)
     said = {f"{p.name} annotation": p.annotation for p in signature.parameters.values() if p.name == "bucket"}
     said["return annotation"] = signature.return_annotation
-    right = {"bucket annotation": dist.GradBucket, "return annotation": torch.futures.Future[torch.Tensor]}
+    right = {"bucket annotation": dist.GradBucket, "return annotation": torch.futures.Future[torch.Tensor]}  # type: ignore[attr-defined]
     for what, annotation in said.items():
         if annotation not in (inspect.Signature.empty, right[what]) and not isinstance(annotation, str):
             raise ValueError(f"communication hook: the {what} must be {right[what]}, not {annotation}")

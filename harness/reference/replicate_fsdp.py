@@ -433,7 +433,7 @@ def replicate(
     for m in modules:
         m.register_forward_pre_hook(group._pre_forward, prepend=True, with_kwargs=True)
         m.register_forward_hook(group._post_forward, always_call=True)
-        m.__class__ = replicated(type(m))
+        m.__class__ = replicated(type(m))  # type: ignore[arg-type]
     return module
 
 
