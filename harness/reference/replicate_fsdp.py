@@ -8,8 +8,7 @@ How it behaves:
    own. A parameter that is already a DTensor, divided over another dimension of the mesh, becomes a DTensor over both
    dimensions.
 2. A forward of the module computes with plain parameters in ``param_dtype``, which are made from the DTensors. They
-   stay in place until the forward of the outermost module ends, and are in place again during a backward, which may
-   compute parts of the forward once more.
+   stay in place until the outermost forward ends, and return for a backward, which may compute parts of it again.
 3. Their gradients are added up in ``reduce_dtype`` until the end of a backward with synchronization. Then the gradients
    of each group are averaged over the mesh in one collective, and accumulated in the DTensors in the DTensors' dtype.
 """
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed._composable.contract import contract
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -38,6 +37,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from harness.reference.containers import cast, mapped, tensors
 from harness.reference.dtensors import Layout, laid, local, moved
+from harness.reference.meshes import mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest supported PyTorch
@@ -137,7 +137,6 @@ class Group:
         self.replaced.clear()
 
     # torch.distributed.fsdp.share_comm_ctx shares streams by these names, but there are none.
-
     _comm_ctx = _fsdp_param_group = None
     _fsdp_param_groups = ()
 
@@ -449,23 +448,3 @@ def managed(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if not isinstance(child, FSDPModule):
             yield from managed(child)
-
-
-def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) -> DeviceMesh:
-    """Return the mesh to replicate over. Errors: ValueError for dimensions that do not fit."""
-    if mesh is None:
-        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        if not dist.is_initialized():
-            dist.init_process_group()
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
-    if dimensions is None:
-        if mesh.ndim != 1:
-            raise ValueError(f"replicate expects a 1D DeviceMesh but got {mesh}")
-        return mesh
-    if dimensions.shard is not None:
-        raise ValueError("replicate() with dp_mesh_dims requires replicate-only dims. Use fully_shard() for sharding.")
-    names = (dimensions.replicate,) if isinstance(dimensions.replicate, str) else dimensions.replicate or ()
-    unknown = [name for name in names if name not in (mesh.mesh_dim_names or ())]
-    if unknown or not names:
-        raise ValueError(f"dp_mesh_dims {dimensions}: the mesh has the dimensions {mesh.mesh_dim_names}")
-    return mesh[names]
