@@ -13,13 +13,16 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def mapped(change: Change, value: Any) -> Any:
-    """Return a value with every tensor changed, inside lists, tuples, named tuples, dicts and dataclasses."""
+    """Return a value with every tensor changed, inside lists, tuples, named tuples, sets, dicts and dataclasses.
+
+    Containers keep their classes, which must take what they contain, as ``list`` does.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(change, item) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(mapped(change, item) for item in value)
+    if isinstance(value, list | tuple | set):
+        return type(value)([mapped(change, item) for item in value])
     if isinstance(value, dict):
         changed = copy.copy(value)
         changed.update((key, mapped(change, item)) for key, item in value.items())
@@ -34,7 +37,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in such containers, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | set):
         for item in value:
             yield from tensors(item)
     elif isinstance(value, dict):

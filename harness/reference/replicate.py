@@ -7,6 +7,8 @@ How it behaves:
 2. A forward first sends rank 0's buffers to every rank, unless the last forward was not synchronized.
 3. At the end of a backward, the gradient of every parameter that any rank has used is replaced by its mean over ranks,
    including everything that was accumulated in it. The preceding forward decides whether this happens.
+4. If outputs have a backward each, this happens at the end of the one with which every parameter has been used. Only
+   find_unused_parameters and static_graph let a step leave out parameters, the latter the same ones in every step.
 
 Modules that are ignored, or managed by ``fully_shard``, are left alone with everything inside them. Of a DTensor, which
 is divided over another dimension of the mesh, the local part is sent and averaged.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,8 +32,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness.reference.containers import mapped, tensors
 from harness.reference.dtensors import local
-
-Hook = Callable[[Any, "Bucket"], torch.futures.Future[torch.Tensor]]
+from harness.reference.hooks import Bucket, Hook, buckets, require_hook, result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,13 @@ class Replica:
         self.hooks: dict[nn.Parameter, Any] = {}
         """Handles to remove each parameter's hook."""
         self.used: set[nn.Parameter] = set()
-        """Parameters that have received a gradient since the last average."""
+        """Parameters that backwards have come to since the last average."""
+        self.outputs: set[object] = set()
+        """A token for each output of the last forward that no backward has come to."""
+        self.waits = False
+        """Whether the last synchronized backward left the average to that of another output."""
+        self.graph: dict[str, int] = {}
+        """How many ranks use each parameter in the first step, by name. A static graph must not change this."""
         self.begun = False
         self.averages_at_the_end = False
         """Whether the current backward averages at its end."""
@@ -119,7 +126,10 @@ class Replica:
             self.send([*every, *(self.buffers() if self.options.broadcast_buffers else ())])
 
     def everything(self) -> dict[nn.Parameter, str]:
-        """Return the parameters that the modules have now, with their names."""
+        """Return the parameters that the modules have now, with their names.
+
+        During torch.func.functional_call, they are what it is given.
+        """
         sharded = {module for module in self.module.modules() if isinstance(module, FSDPModule)}
         others = {p for module in self.ignored | sharded for p in module.parameters()}
         return {
@@ -160,24 +170,38 @@ class Replica:
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Prepare for a forward. Returns the inputs, moved to the module's device if that is given."""
-        if not self.begun:
+        if not self.begun and all(isinstance(p, nn.Parameter) for p in self.everything()):
             self.begin()
-        if self.options.broadcast_buffers and self.synced:
-            with torch.no_grad():
-                self.send(self.buffers())
-        if torch.is_grad_enabled():
-            self.synced = self.requires_sync
-            self.averages_at_the_end = False  # a failed backward may have left it True
-            self.find_parameters()
+        if self.begun:
+            self.before_own_forward()
         device = self.options.device_id
         if device is None or device == torch.device("cpu"):
             return args, kwargs
         found: tuple[Any, Any] = mapped(lambda tensor: tensor.to(device), (args, kwargs))
         return found
 
+    def before_own_forward(self) -> None:
+        """Prepare for a forward of the module, with its own parameters or in torch.func.functional_call."""
+        if self.options.broadcast_buffers and self.synced:
+            with torch.no_grad():
+                self.send(self.buffers())
+        if torch.is_grad_enabled():
+            if self.waits:
+                raise self.unused(self.parameters.keys() - self.used)
+            self.outputs.clear()
+            self.synced = self.requires_sync
+            self.averages_at_the_end = False  # a failed backward may have left it True
+            self.find_parameters()
+
     def find_parameters(self) -> None:
-        """Find the parameters to average, because some may have been replaced, frozen or thawed."""
-        found = {p: name for p, name in self.everything().items() if p.requires_grad}
+        """Find the parameters to average, because some may have been replaced, frozen or thawed.
+
+        Tensors that torch.func.functional_call puts in their place are no parameters, and keep their own gradients.
+        Parameters that nothing has replaced are averaged still: hooks of tensor-parallel layers take them away.
+        """
+        every = self.everything()
+        found = {p: name for p, name in every.items() if p.requires_grad and isinstance(p, nn.Parameter)}
+        found |= {p: name for p, name in self.parameters.items() if name not in every.values()}
         here = weakref.ref(self)  # a strong reference would make a cycle that no garbage collector sees
         for p in self.hooks.keys() - found.keys():
             self.hooks.pop(p).remove()
@@ -189,9 +213,11 @@ class Replica:
 
     def after_forward(self, output: Any) -> None:
         """Add hooks to the output's tensors. The backward of a loss that is computed from them reaches a hook first."""
+        here = weakref.ref(self)  # the module may keep its output
         for tensor in tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(lambda _: self.backward_is_going_on())  # type: ignore[no-untyped-call]
+                self.outputs.add(token := object())
+                tensor.register_hook(lambda _, token=token: has_come(here, token))  # type: ignore[no-untyped-call]
 
     def backward_is_going_on(self) -> None:
         if not self.averages_at_the_end and self.synced:
@@ -202,22 +228,31 @@ class Replica:
     def average(self) -> None:
         """Replace gradients with their means over ranks, but leave parameters that no rank has used as they are.
 
-        Errors: RuntimeError on all ranks if a rank has not used a parameter, and no option allows this.
+        Errors: RuntimeError on all ranks if a rank has not used a parameter, and no option allows this, or if a static
+        graph has changed.
         """
         asked, self.averages_at_the_end = self.averages_at_the_end, False
-        if not asked or not self.used:  # torch.autograd.grad, for example, accumulates nothing
+        leaves_out = self.options.find_unused_parameters or self.options.static_graph
+        if not asked or not self.parameters:
+            return
+        if not self.used and not leaves_out:  # torch.autograd.grad, for example, comes to no parameter
+            return
+        self.waits = not leaves_out and bool(self.outputs) and not self.used.issuperset(self.parameters)
+        if self.waits:
             return
         parameters = list(self.parameters)
-        users = torch.tensor([int(p in self.used) for p in parameters], device=parameters[0].device)
-        dist.all_reduce(users, group=self.group)
+        mine = [[p in self.used for p in parameters], [p.grad is not None for p in parameters]]
+        counts = torch.tensor(mine, dtype=torch.int64, device=parameters[0].device)
+        dist.all_reduce(counts, group=self.group)
         self.used.clear()
-        counts: list[int] = users.tolist()
-        unused = [self.parameters[p] for p, count in zip(parameters, counts, strict=True) if count < self.size]
-        if unused and not (self.options.find_unused_parameters or self.options.static_graph):
-            raise RuntimeError(
-                f"a rank has not used {', '.join(unused)} in producing its loss; pass find_unused_parameters=True"
-            )
-        found = buckets([p for p, count in zip(parameters, counts, strict=True) if count])
+        users, owners = counts.tolist()
+        if not any(users):
+            return
+        if not leaves_out and min(users) < self.size:
+            raise self.unused(p for p, count in zip(parameters, users, strict=True) if count < self.size)
+        if self.options.static_graph:
+            self.require_same_graph(dict(zip(self.parameters.values(), users, strict=True)))
+        found = buckets([p for p, used, owned in zip(parameters, users, owners, strict=True) if used and owned])
         for index, members in enumerate(found):
             bucket = Bucket(index, members, last=index == len(found) - 1)
             if self.hook is None:
@@ -225,73 +260,44 @@ class Replica:
                 dist.all_reduce(bucket.buffer(), group=self.group)
             else:
                 state, hook = self.hook
-                bucket.set_buffer(hook(state, bucket).wait())
+                bucket.set_buffer(result(hook(state, bucket)))
             bucket.give_back()
 
+    def unused(self, parameters: Iterable[nn.Parameter]) -> RuntimeError:
+        names = ", ".join(self.parameters[p] for p in parameters)
+        return RuntimeError(f"a rank has not used {names} in producing its loss; pass find_unused_parameters=True")
+
+    def require_same_graph(self, users: dict[str, int]) -> None:
+        self.graph = self.graph or users
+        changed = [name for name, count in users.items() if count != self.graph.get(name)]
+        if changed:
+            raise RuntimeError(f"the static graph has changed: not as many ranks as at first use {', '.join(changed)}")
+
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Let a hook average gradients: ``hook(state, bucket)`` returns a future of the bucket's new contents."""
+        """Let a hook average gradients: ``hook(state, bucket)`` returns a future of the bucket's new contents.
+
+        Errors: see :func:`require_hook`; RuntimeError if there is a hook.
+        """
+        require_hook(hook)
         if self.hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.hook = state, hook
 
 
 def has_gradient(replica: weakref.ref[Replica], parameter: nn.Parameter) -> None:
-    """Record that a parameter has received a gradient. This also notices a loss that does not come from an output."""
+    """Record that a backward has come to a parameter. This also notices a loss that does not come from an output."""
     of = replica()
     if of is not None:
         of.used.add(parameter)
         of.backward_is_going_on()
 
 
-def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Group parameters whose gradients are averaged together: by dtype and device, each sparse one alone."""
-    found: dict[Any, list[nn.Parameter]] = {}
-    for p in parameters:
-        sparse = p.grad is not None and p.grad.is_sparse
-        found.setdefault(p if sparse else (p.dtype, p.device), []).append(p)
-    return list(found.values())
-
-
-class Bucket:
-    """Gradients of some parameters in one vector: what communication hooks get, like torch.distributed.GradBucket."""
-
-    def __init__(self, index: int, parameters: list[nn.Parameter], *, last: bool) -> None:
-        self._index, self._parameters, self._last = index, parameters, last
-        for p in parameters:
-            if p.grad is None:  # another rank has used it
-                p.grad = torch.zeros_like(p)
-        self._grads = [local(p.grad) for p in parameters if p.grad is not None]
-        if self._grads[0].is_sparse:
-            self._buffer = self._grads[0].clone()
-        else:
-            self._buffer = torch.cat([gradient.reshape(-1) for gradient in self._grads])
-
-    def index(self) -> int:
-        return self._index
-
-    def is_last(self) -> bool:
-        return self._last
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
-    def buffer(self) -> torch.Tensor:
-        return self._buffer
-
-    def set_buffer(self, buffer: torch.Tensor) -> None:
-        self._buffer = buffer
-
-    def gradients(self) -> list[torch.Tensor]:
-        """Return, for each parameter, the part of the buffer that is its gradient, in its shape."""
-        if self._buffer.is_sparse:
-            return [self._buffer]
-        parts = torch.split(self._buffer, [gradient.numel() for gradient in self._grads])
-        return [part.view(gradient.shape) for part, gradient in zip(parts, self._grads, strict=True)]
-
-    def give_back(self) -> None:
-        """Copy the buffer into the parameters' gradients."""
-        for gradient, mean in zip(self._grads, self.gradients(), strict=True):
-            gradient.copy_(mean)
+def has_come(replica: weakref.ref[Replica], output: object) -> None:
+    """Record that a backward has come to an output."""
+    of = replica()
+    if of is not None:
+        of.outputs.discard(output)
+        of.backward_is_going_on()
 
 
 # composable
@@ -348,11 +354,36 @@ def replicate(module: nn.Module, ignored_modules: Iterable[nn.Module] | None = N
 # as a wrapper around a module
 
 
+def require_supported(module: nn.Module, device_ids: list[Any] | None, output_device: Any) -> None:
+    """Check what DistributedDataParallel is made of.
+
+    Errors: RuntimeError if parameters are uninitialized or none requires a gradient; ValueError for several devices,
+    parameters on several kinds of devices, and devices or a SyncBatchNorm of a module on the host.
+    """
+    parameters = list(module.parameters())
+    if any(isinstance(p, nn.UninitializedParameter) for p in parameters):
+        raise RuntimeError("a module with uninitialized parameters needs a forward before DistributedDataParallel")
+    if not any(p.requires_grad for p in parameters):
+        raise RuntimeError("DistributedDataParallel needs a module with a parameter that requires a gradient")
+    if device_ids and len(device_ids) > 1:
+        raise ValueError("device_ids can only be None or contain a single element.")
+    types = {p.device.type for p in parameters}
+    if len(types) > 1:
+        raise ValueError(f"the module must be on the same type of devices, not on {', '.join(sorted(types))}")
+    if types == {"cpu"} and (device_ids or output_device is not None):
+        raise ValueError(f"a module on the host has no device_ids ({device_ids}) or output_device ({output_device})")
+    if types == {"cpu"} and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
+        raise ValueError("SyncBatchNorm layers only work with modules on accelerators")
+
+
 class DistributedDataParallel(nn.Module):
     """A wrapper that replicates its module at once, not in the first forward, and leaves the module's class alone."""
 
-    def __init__(self, module: nn.Module, device_ids: list[Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, module: nn.Module, device_ids: list[Any] | None = None, output_device: Any = None, **options: Any
+    ) -> None:
         super().__init__()
+        require_supported(module, device_ids, output_device)
         self.module = module
         self.replica = Replica(module, device_id=device_ids[0] if device_ids else None, **options)
         self.replica.begin()

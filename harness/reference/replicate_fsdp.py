@@ -8,13 +8,14 @@ How it behaves:
    own. A parameter that is already a DTensor, divided over another dimension of the mesh, becomes a DTensor over both
    dimensions.
 2. A forward of the module computes with plain parameters in ``param_dtype``, which are made from the DTensors. They
-   stay in place until the forward of the outermost module ends.
+   stay in place until the outermost forward ends, and return for a backward, which may compute parts of it again.
 3. Their gradients are added up in ``reduce_dtype`` until the end of a backward with synchronization. Then the gradients
    of each group are averaged over the mesh in one collective, and accumulated in the DTensors in the DTensors' dtype.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed._composable.contract import contract
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -36,6 +37,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from harness.reference.containers import cast, mapped, tensors
 from harness.reference.dtensors import Layout, laid, local, moved
+from harness.reference.meshes import mesh_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims  # newer than the oldest supported PyTorch
@@ -118,7 +120,7 @@ class Group:
         for module, name in self.slots:
             p = getattr(module, name)
             if p not in made:
-                own = local(p).detach().to(self.mesh.device_type, self.policy.param_dtype or p.dtype)
+                own = cast(self.policy.param_dtype, local(p).detach().to(self.mesh.device_type))
                 inner = self.inner(p)
                 made[p] = nn.Parameter(laid(own, *inner, p) if inner else own, requires_grad=p.requires_grad)
                 if p.requires_grad:
@@ -134,6 +136,10 @@ class Group:
             setattr(module, name, p)
         self.replaced.clear()
 
+    # torch.distributed.fsdp.share_comm_ctx shares streams by these names, but there are none.
+    _comm_ctx = _fsdp_param_group = None
+    _fsdp_param_groups = ()
+
     # torch.distributed.fsdp.register_fsdp_forward_method calls these two names.
 
     def _pre_forward(
@@ -143,12 +149,12 @@ class Group:
             Root(module)
         assert self.root is not None
         if self.root.module is module:
+            if self.root.averages_at_the_end:  # a failed backward has left it True
+                self.root.end_backward()
             self.root.forward_is_going_on = True
             if self.optimized is not None and self.mesh.device_type != "cpu":
                 torch.accelerator.current_stream().wait_event(self.optimized)
                 self.optimized = None
-            if torch.is_grad_enabled():
-                self.root.averages_at_the_end = False  # a failed backward may have left it True
             if self.mesh.device_type != "cpu":
                 args, kwargs = mapped(lambda tensor: tensor.to(self.mesh.device_type), (args, kwargs))
         self.unshard()
@@ -164,7 +170,7 @@ class Group:
             root.forward_is_going_on = False
             for group in root.groups:
                 group.reshard()
-        elif not root.forward_is_going_on:  # a backward that computes a checkpointed layer again
+        elif not root.forward_is_going_on and not root.averages_at_the_end:  # a part of the model was called alone
             self.reshard()
         for tensor in tensors(output):
             if tensor.requires_grad:  # the backward reaches this hook first
@@ -257,11 +263,19 @@ class Root:
     def backward_is_going_on(self) -> None:
         if not self.averages_at_the_end:
             self.averages_at_the_end = True
-            Variable._execution_engine.queue_callback(self.average)
+            Variable._execution_engine.queue_callback(self.average)  # compiled autograd raises an error here
+            for group in self.groups:
+                group.unshard()
+
+    def end_backward(self) -> None:
+        self.averages_at_the_end = False
+        if not self.forward_is_going_on:
+            for group in self.groups:
+                group.reshard()
 
     def average(self) -> None:
         if self.averages_at_the_end:
-            self.averages_at_the_end = False
+            self.end_backward()
             for group in self.groups:
                 group.average()
 
@@ -418,8 +432,14 @@ def replicate(
     for m in modules:
         m.register_forward_pre_hook(group._pre_forward, prepend=True, with_kwargs=True)
         m.register_forward_hook(group._post_forward, always_call=True)
-        m.__class__ = type(f"Replicate{type(m).__name__}", (ReplicateModule, type(m)), {})
+        m.__class__ = replicated(type(m))  # type: ignore[arg-type]
     return module
+
+
+@functools.cache
+def replicated(of: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of replicated modules of a class, which is the same for all of them."""
+    return type(f"Replicate{of.__name__}", (ReplicateModule, of), {})
 
 
 def managed(module: nn.Module) -> Iterator[nn.Module]:
@@ -428,23 +448,3 @@ def managed(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if not isinstance(child, FSDPModule):
             yield from managed(child)
-
-
-def mesh_of(mesh: DeviceMesh | None, dimensions: DataParallelMeshDims | None) -> DeviceMesh:
-    """Return the mesh to replicate over. Errors: ValueError for dimensions that do not fit."""
-    if mesh is None:
-        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        if not dist.is_initialized():
-            dist.init_process_group()
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("replicate",))
-    if dimensions is None:
-        if mesh.ndim != 1:
-            raise ValueError(f"replicate expects a 1D DeviceMesh but got {mesh}")
-        return mesh
-    if dimensions.shard is not None:
-        raise ValueError("replicate() with dp_mesh_dims requires replicate-only dims. Use fully_shard() for sharding.")
-    names = (dimensions.replicate,) if isinstance(dimensions.replicate, str) else dimensions.replicate or ()
-    unknown = [name for name in names if name not in (mesh.mesh_dim_names or ())]
-    if unknown or not names:
-        raise ValueError(f"dp_mesh_dims {dimensions}: the mesh has the dimensions {mesh.mesh_dim_names}")
-    return mesh[names]

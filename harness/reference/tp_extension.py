@@ -129,8 +129,12 @@ class DTensorExtensions:
             return sharded_rows(tensor, pg)
         assert tensor.device_mesh.ndim == 1, "a parameter is tensor parallel in one dimension"
         group, placement, own = tensor.device_mesh.get_group(), tensor.placements[0], tensor.to_local().detach()
+        coordinate = tensor.device_mesh.get_coordinate()
+        if coordinate is None:
+            raise RuntimeError(f"rank {dist.get_rank()} has no part of a parameter on {tensor.device_mesh}")
         if isinstance(placement, Shard):
-            shards, here = boxes(tensor.shape, placement.dim, group, own.device), dist.get_rank(group)
+            shards = boxes(tensor.shape, placement.dim, tensor.device_mesh.mesh.tolist(), own.device)
+            (here,) = coordinate
         else:  # each rank has all of it, and lists itself as the owner
             shards, here = [ShardMetadata([0] * tensor.dim(), [*tensor.shape], at(dist.get_rank(), own.device))], 0
         own_shards = [LocalShard(sharded_rows(own, pg), deepcopy(shards[here]))] if here < len(shards) else []
@@ -149,22 +153,22 @@ class DTensorExtensions:
 
 def sharded_rows(tensor: torch.Tensor, group: dist.ProcessGroup) -> ShardedTensor:
     """Return a copy of a tensor, sharded in its first dimension over a group. Every rank must have the whole tensor."""
-    shards, rank = boxes(tensor.shape, 0, group, tensor.device), dist.get_rank(group)
+    shards, rank = boxes(tensor.shape, 0, dist.get_process_group_ranks(group), tensor.device), dist.get_rank(group)
     rows = tensor.detach().chunk(len(shards))[rank].clone() if rank < len(shards) else None
     return sharded([] if rows is None else [LocalShard(rows, deepcopy(shards[rank]))], described(tensor, shards), group)
 
 
-def boxes(size: Sequence[int], dim: int, group: dist.ProcessGroup, device: torch.device) -> list[ShardMetadata]:
+def boxes(size: Sequence[int], dim: int, ranks: Sequence[int], device: torch.device) -> list[ShardMetadata]:
     """Return the metadata of each rank's shard of a tensor that is sharded in a dimension.
 
-    Ranks without elements are left out.
+    ``ranks``: global ranks in the order of their shards. Ranks without elements are left out.
     """
     found, whole = [], size[dim]
-    step = -(-whole // group.size()) or 1
+    step = -(-whole // len(ranks)) or 1
     for i, start in enumerate(range(0, whole, step)):
         offsets, sizes = [0] * len(size), [*size]
         offsets[dim], sizes[dim] = start, min(step, whole - start)
-        found.append(ShardMetadata(offsets, sizes, at(dist.get_global_rank(group, i), device)))
+        found.append(ShardMetadata(offsets, sizes, at(ranks[i], device)))
     return found
 
 

@@ -12,4 +12,5 @@ from harness.results import TorchLacks
 def with_buckets(pytestconfig: pytest.Config) -> None:
     """Skip a test on Concord's reference, which leaves out what DistributedDataParallel has besides averages."""
     if pytestconfig.getoption("subject") == "reference":
-        unsupported(TorchLacks("buckets, hooks for buffers, joins or delayed reductions: it is Concord's reference"))
+        lacks = "DDP's private methods, buckets, hooks for buffers, joins or delayed reductions"
+        unsupported(TorchLacks(f"{lacks}: it is Concord's reference"))

@@ -79,6 +79,7 @@ def trained(rank: Rank, **options: Any) -> list[torch.Tensor]:
     "DistributedDataParallel; torch.distributed.algorithms.Join; torch.distributed.optim.ZeroRedundancyOptimizer",
 )
 @pytest.mark.parametrize("views", [False, True])
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(2)
 def test_other_defaults(world: World, views: bool) -> None:
     """Rank 1 has an input more than rank 0, while new tensors have no memory, or double precision."""

@@ -387,6 +387,13 @@ FAILING: dict[str, tuple[Any, type[Exception], str]] = {
 """Hooks that fail in a backward. Where a hook gives None, PyTorch 2.13 ends the process."""
 
 
+def replicated_with(hook: Any, rank: Rank) -> None:
+    """Register a hook with a replicated module and call it, as PyTorch gives the hook to DDP in the first forward."""
+    module: Any = replicate.replicate(given([1.0], torch.float32).to(rank.device))
+    module.register_comm_hook(None, hook)
+    module(torch.tensor(1.0, device=rank.device))
+
+
 @requirement(
     "REPL-HOOK-27",
     "A communication hook of another form is refused, and one that raises, or gives no future, fails the backward.",
@@ -406,10 +413,8 @@ def test_wrong_hooks(world: World) -> None:
                     model.register_comm_hook(None, after)
                 found = gradient(rank, model, 1.0 + rank.index, torch.float32).tolist()
                 assert found == ([4.0 + 4 * rank.index, 8.0 + 8 * rank.index] if after else [1.5, 3.0]), name
-            plain: Any = replicate.replicate(given([1.0], torch.float32).to(rank.device))
-            plain.register_comm_hook(None, hook)  # which is given to DDP in the first forward
             with pytest.raises(kind, match=says):
-                plain(torch.tensor(1.0, device=rank.device))
+                replicated_with(hook, rank)
         for name, (hook, kind, says) in FAILING.items():
             model = DistributedDataParallel(given([1.0, 2.0], torch.float32).to(rank.device))
             model.register_comm_hook(None, hook)
@@ -427,6 +432,7 @@ def test_wrong_hooks(world: World) -> None:
     "The built-in communication hooks average, one of them in float16, and stand in the place of any other hook.",
     source="torch.nn.parallel.DistributedDataParallel: _register_builtin_comm_hook; BuiltinCommHookType",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(2)
 def test_built_in_hooks(world: World) -> None:
     """Both kinds under each option, with numbers that float16 does not have; then a second hook of either sort."""

@@ -246,9 +246,13 @@ def test_outside_of_the_forward(world: World, how: str) -> None:
                 model = model or DistributedDataParallel(module, **options)
                 if "find_unused_parameters" in options:
                     output, second = model(given(rank))
-                    with pytest.raises(RuntimeError, match=r"twice.*") as e:
+                    error = ""
+                    try:
                         second(output).sum().backward()
-                    assert "first.weight" not in str(e.value)
+                    except RuntimeError as e:
+                        error = str(e)
+                    averaged = numbers(replicate.gradients(module)) == [3.0, 3.0]
+                    assert "first.weight" not in error if "twice" in error else averaged, (options, error)
                     continue
                 for step in range(3):
                     output, other = model(given(rank))
@@ -534,7 +538,7 @@ def test_scaled_shapes(world: World) -> None:
     source="torch.Tensor.backward: create_graph; torch.nn.parallel.DistributedDataParallel; pytorch/pytorch#63929",
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
-@pytest.mark.world(2)
+@pytest.mark.world(2, keeps="parameters whose gradients have graphs, which refer to them")
 def test_create_graph(world: World, how: str) -> None:
     """Two layers, one after the other; the gradients of their gradients are not looked at."""
 

@@ -142,6 +142,7 @@ def test_hook_without_future(world: World) -> None:
     source="torch.nn.parallel.DistributedDataParallel: bucket_cap_mb_list; torch/_dynamo/config.py: optimize_ddp",
 )
 @pytest.mark.needs(torch="torch.nn.parallel.DistributedDataParallel(bucket_cap_mb_list)")
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(1, keeps="hooks of the reducer in Python, which refer to their parameters")
 def test_list_of_sizes(world: World) -> None:
     """Give a list with the reducer in Python, with and without another size, and then without that reducer."""

@@ -135,6 +135,7 @@ def test_changes(world: World) -> None:
     "A static graph that changes after the first step, or that is only called static then, is an error.",
     source=f"{SOURCE}, 'the set of used and unused parameters will not change during the whole training loop'",
 )
+@pytest.mark.usefixtures("with_buckets")
 @pytest.mark.world(2)
 def test_called_static(world: World) -> None:
     """Call it static before the first step, twice, beside the option, or after a step; one layer is never used."""

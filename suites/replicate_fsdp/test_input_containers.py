@@ -73,6 +73,7 @@ class Outer(nn.Module):
     source="torch.distributed.fsdp.fully_shard; torch/distributed/fsdp/_common_utils.py: collect_grad_tensors",
 )
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, tensors in dataclasses are not found")
+@pytest.mark.usefixtures("with_early_averages")
 @pytest.mark.world(2)
 def test_ends_early(world: World) -> None:
     """Pass each container by position or by name to a module inside of another, which stays gathered or not."""

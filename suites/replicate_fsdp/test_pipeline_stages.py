@@ -167,8 +167,10 @@ def test_evaluations(world: World, schedule: Any) -> None:
 )
 @pytest.mark.parametrize("how", ["alone", "fully_shard", "ddp"])
 @pytest.mark.world(4)
-def test_inferred_shapes(world: World, how: str) -> None:
+def test_inferred_shapes(world: World, request: pytest.FixtureRequest, how: str) -> None:
     """Take two steps of two replicas of a pipeline of two ranks, with the same data."""
+    if how == "ddp":
+        request.getfixturevalue("with_reducer")
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2, 2, names=("replicas", "stages"))

@@ -212,8 +212,10 @@ def whole(gradients: Iterable[torch.Tensor | None]) -> list[Any]:
 )
 @pytest.mark.parametrize("how", ["ddp", "fully_shard", "mixed"])
 @pytest.mark.world(4)
-def test_replicated_stages(world: World, how: str) -> None:
+def test_replicated_stages(world: World, request: pytest.FixtureRequest, how: str) -> None:
     """Two replicas of a pipeline of two ranks take two steps on data of their own."""
+    if how == "ddp":
+        request.getfixturevalue("with_reducer")
 
     def body(rank: Rank) -> None:
         mesh = rank.mesh(2, 2, names=("replicas", "stages"))

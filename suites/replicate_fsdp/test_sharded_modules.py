@@ -509,6 +509,7 @@ def test_ignored(world: World) -> None:
     "A sharded part that was unsharded early, while other collectives run, computes with its whole parameters.",
     source="torch.distributed.fsdp.FSDPModule.unshard: async_op",
 )
+@pytest.mark.usefixtures("with_reducer")
 @pytest.mark.world(2)
 def test_inside_ddp(world: World) -> None:
     """Shard a part of a module under DDP, or its own parameters are sharded, and unshard parts early in each step."""

@@ -61,7 +61,7 @@ REFUSED: list[tuple[Callable[[Rank], object], type[Exception], str]] = [
     (lambda rank: shard(rank, shard(rank, layers(rank.device))), AssertionError, "once"),
     (
         lambda rank: shard(rank, replicate(layers(rank.device), **{MESH: rank.mesh()})),
-        (AssertionError, RuntimeError, ValueError),  # type: ignore[dict-item]
+        (AssertionError, RuntimeError, TypeError, ValueError),  # type: ignore[dict-item]
         "",
     ),
     (lambda rank: shard(rank, with_parameter(rank, torch.tensor(1.0))), ValueError, "other"),

@@ -50,6 +50,7 @@ def model(rank: Rank, managed: Any, nested: bool, kept: bool | None, policy: Mix
     source=SOURCE,
 )
 @pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, hooks of managed modules take no part in torch.func")
+@pytest.mark.usefixtures("with_transforms")
 @pytest.mark.world(2)
 def test_transforms(world: World) -> None:
     """Differentiate with respect to an input that needs gradients or not, and map over rows; train on the results."""

@@ -18,7 +18,9 @@ from suites.replicate import test_calls as ddp_calls
 from suites.replicate import test_corners as ddp_corners
 from suites.replicate import test_gradients as ddp_gradients
 from suites.replicate import test_hooks as ddp_hooks
+from suites.replicate import test_refusals as ddp_refusals
 from suites.replicate import test_selection as ddp_selection
+from suites.replicate import test_static_graphs as ddp_static_graphs
 from suites.replicate_fsdp import test_application as fsdp_application
 from suites.replicate_fsdp import test_corners as fsdp_corners
 from suites.replicate_fsdp import test_gradients as fsdp_gradients
@@ -135,8 +137,8 @@ def whole_saved(old: Any, *args: Any) -> Any:
     return found.redistribute(placements=[Replicate()] * (found.device_mesh.ndim - 1) + [found.placements[-1]])
 
 
-def ranks_of_group(size: Any, dim: int, group: Any, device: Any, old: Any = tp.boxes) -> Any:
-    found = old(size, dim, group, device)
+def ranks_of_group(size: Any, dim: int, ranks: Any, device: Any, old: Any = tp.boxes) -> Any:
+    found = old(size, dim, ranks, device)
     for i, shard in enumerate(found):
         found[i] = type(shard)(shard.shard_offsets, shard.shard_sizes, tp.at(i, device))
     return found
@@ -195,6 +197,22 @@ DAMAGES = {
         replaced(ddp.Replica, "require_equal_shapes", nothing),
         ddp_beginnings.test_other_shapes_are_refused,
         {"differing": "shape"},
+    ),
+    "replicate-hook-not-checked": Damage(
+        "replicate",
+        replaced(ddp, "require_hook", nothing),
+        ddp_hooks.test_wrong_hooks,
+    ),
+    "replicate-everything-supported": Damage(
+        "replicate",
+        replaced(ddp, "require_supported", nothing),
+        ddp_refusals.test_refused_by_ddp,
+        size=1,
+    ),
+    "replicate-graph-may-change": Damage(
+        "replicate",
+        replaced(ddp.Replica, "require_same_graph", nothing),
+        ddp_static_graphs.test_changes,
     ),
     "fsdp-sums": Damage(
         "replicate_fsdp",
