@@ -31,6 +31,7 @@ class Stage(nn.Module):
             "beside each other": lambda: once + self.layer(self.other(x)),
             "one after the other": lambda: self.other(self.layer(once)),
             "before and after another": lambda: self.layer(self.other(once)),
+            "added to another": lambda: x @ (self.layer.weight + self.other.weight),  # type: ignore[operator]
             "viewed": lambda: self.other(once).view(-1, 2),
             "copied": lambda: self.other(once).view(-1, 2).clone(),
         }
@@ -79,6 +80,17 @@ def first(how: str) -> str:
 def test_shared_weights(world: World, how: str) -> None:
     """A stage uses a weight twice, with or without another weight between the uses."""
     step(world, how)
+
+
+@requirement(
+    "RFSDP-PIPE-6600",
+    "A pipeline schedule gives weights that a stage adds to each other their own gradients.",
+    source=f"{SOURCE}; torch.Tensor.grad",
+)
+@pytest.mark.world(2)
+def test_added_weights(world: World) -> None:
+    """A stage multiplies by the sum of two weights, whose gradients are equal."""
+    step(world, "added to another")
 
 
 @requirement(
