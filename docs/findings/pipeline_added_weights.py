@@ -1,4 +1,4 @@
-# Under zero-bubble pipeline schedules, gradients of two weights that a stage adds are silently wrong: one memory for both
+# Zero-bubble pipeline schedules silently give two weights that a stage adds wrong gradients: both in one memory
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 pipeline_added_weights.py
