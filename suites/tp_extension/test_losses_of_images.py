@@ -25,7 +25,7 @@ SHAPES = {
 @requirement(
     "TP-LOSS-6600",
     "In loss_parallel, the cross-entropy of several targets for each sample has one device's loss and gradient.",
-    source="torch.distributed.tensor.parallel: loss_parallel; torch.nn.functional.cross_entropy: input '(N, C, d1, ...)'",
+    source="torch.distributed.tensor.parallel.loss_parallel; torch.nn.functional.cross_entropy: '(N, C, d1, ...)'",
 )
 @pytest.mark.parametrize("kind", ["rest", "images"])
 @pytest.mark.world(2)
