@@ -15,6 +15,7 @@ from harness.stacks.limit import runs_with
 SOURCE = "torch.distributed.pipelining: ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble, ScheduleDualPipeV"
 USED = (LOOPED[0], *(SPLIT[:1] if runs_with("<2.12") else SPLIT))
 """Before 2.12, V-shaped schedules send to themselves."""
+USES = ("beside each other", "one after the other", "before and after another", "added to another")
 
 
 class Stage(nn.Module):
@@ -31,6 +32,7 @@ class Stage(nn.Module):
             "beside each other": lambda: once + self.layer(self.other(x)),
             "one after the other": lambda: self.other(self.layer(once)),
             "before and after another": lambda: self.layer(self.other(once)),
+            "added to another": lambda: x @ (self.layer.weight + self.other.weight),  # type: ignore[operator]
             "viewed": lambda: self.other(once).view(-1, 2),
             "copied": lambda: self.other(once).view(-1, 2).clone(),
         }
@@ -74,10 +76,10 @@ def first(how: str) -> str:
     "A pipeline schedule gives a weight the sum of the gradients of all its uses in a stage.",
     source=f"{SOURCE}; torch.Tensor.grad; https://github.com/pytorch/pytorch/issues/180952",
 )
-@pytest.mark.parametrize("how", ["beside each other", "one after the other", "before and after another"], ids=first)
+@pytest.mark.parametrize("how", USES, ids=first)
 @pytest.mark.world(2)
 def test_shared_weights(world: World, how: str) -> None:
-    """A stage uses a weight twice, with or without another weight between the uses."""
+    """A stage uses a weight twice, with or without another weight between the uses, or a sum of two weights."""
     step(world, how)
 
 
