@@ -13,7 +13,13 @@ from torch.nn import functional
 from fixtures.operators import close, floats
 from harness import Rank, World, assert_on_ranks, requirement
 
-SHAPE = (4, 6, 3)
+OVER = {
+    "the last": ((4, 6, 3), 1),
+    "the last two": ((4, 6, 3), 2),
+    "all": ((4, 6, 3), 3),
+    "an even last": ((4, 3, 6), 1),
+}
+"""Shapes, and how many of their last dimensions are normalized."""
 NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "layer_norm": (functional.layer_norm, (0, 2)),
     "rms_norm": (functional.rms_norm, (0, 1)),
@@ -26,19 +32,20 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "A norm over the last dimensions of a DTensor has one device's results and gradients, for any placement.",
     source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm",
 )
-@pytest.mark.parametrize("over", [1, 2, 3], ids=["the last", "the last two", "all"])
+@pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.world(2)
-def test_norms(world: World, name: str, over: int) -> None:
+def test_norms(world: World, name: str, over: str) -> None:
     """Shard each dimension, or none; with weights, and without."""
     norm, counts = NORMS[name]
-    shape = SHAPE[-over:]
+    whole, dimensions = OVER[over]
+    shape = whole[-dimensions:]
     placements: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(2), Replicate())
 
     def body(rank: Rank) -> list[str]:
         wrong = []
         for weights, placement in itertools.product(counts, placements):
-            plain = [floats(*SHAPE), *(floats(*shape) + i for i in range(weights))]
+            plain = [floats(*whole), *(floats(*shape) + i for i in range(weights))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
             expected = norm(plain[0], shape, *plain[1:])
             expected.square().sum().backward()
