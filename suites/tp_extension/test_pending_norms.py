@@ -14,6 +14,7 @@ from fixtures.operators import close, distributed, floats
 from fixtures.placements import MORE_OPERATORS
 from harness import Rank, World, assert_on_ranks, requirement
 
+SOURCE = "torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors"
 NORMS: dict[str, Callable[[Any, Any], Any]] = {
     "norm": lambda x, y: x.norm(),
     "norm of rows": lambda x, y: torch.linalg.vector_norm(x, dim=1),
@@ -30,7 +31,7 @@ NORMS: dict[str, Callable[[Any, Any], Any]] = {
 @requirement(
     "TP-MODEL-02",
     "An operator gives each DTensor that requires a gradient, alone or with others, the plain tensor's gradient.",
-    source="torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors",
+    source=SOURCE,
 )
 @pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2)
