@@ -19,13 +19,19 @@ def assign(x: Any, new: Any) -> None:
     x.data = new
 
 
+def from_vector(x: Any, new: Any) -> None:
+    """Give a parameter the elements of a vector."""
+    vector = new.redistribute(placements=[Replicate()]).flatten()
+    nn.utils.vector_to_parameters(vector, [x])
+
+
 def load(x: Any, new: Any) -> None:
     """Load a state dict into a module whose parameter is the tensor."""
     nn.ParameterList([x]).load_state_dict({"0": new})
 
 
 WAYS: dict[str, tuple[Callable[[Any, Any], None], ...]] = {
-    "assigned": (assign, lambda x, new: nn.utils.vector_to_parameters(new.flatten(), [x])),
+    "assigned": (assign, from_vector),
     "written": (
         load,
         lambda x, new: x.data.copy_(new),
