@@ -4,8 +4,9 @@
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_mesh_kept.py
 # It exits with 1 where the defect is there.
 #
-# replicate() on FSDP2's machinery makes each parameter a DTensor. The strategy that DTensor has worked out for an
-# operation refers to the mesh. _clear_sharding_prop_cache(), which is to clear all of DTensor's caches, leaves it.
+# replicate() on FSDP2's machinery makes each parameter a DTensor, whose arguments of an operator refer to the mesh. If
+# the operator is registered without static_kwargkey, python_variable.cpp (create_native_op_schema) counts a reference
+# too many to the tuple of these arguments, which is then never freed, whatever _clear_sharding_prop_cache() clears.
 
 import gc
 import sys

@@ -1,8 +1,10 @@
-# rms_norm over several dimensions of a DTensor raises an error if the first of them is sharded
+# rms_norm of a DTensor raises an error if a dimension that it normalizes is evenly sharded, although layer_norm works
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 dtensor_rms_norm_dimensions.py
 # It exits with 1 where the defect is there.
+#
+# One normalized dimension is enough, as the last of several is. If the dimension doesn't divide evenly, rms_norm works.
 
 import sys
 from datetime import timedelta

@@ -13,7 +13,12 @@ from torch.nn import functional
 from fixtures.operators import close, floats
 from harness import Rank, World, assert_on_ranks, requirement
 
-SHAPE = (4, 6, 3)
+OVER = {
+    "the last": (((4, 6, 3), 1),),
+    "the last two": (((4, 6, 3), 2), ((4, 3, 6), 2)),
+    "all": (((4, 6, 3), 3),),
+}
+"""Shapes, and how many of their last dimensions are normalized."""
 NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "layer_norm": (functional.layer_norm, (0, 2)),
     "rms_norm": (functional.rms_norm, (0, 1)),
@@ -26,19 +31,19 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "A norm over the last dimensions of a DTensor has one device's results and gradients, for any placement.",
     source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm",
 )
-@pytest.mark.parametrize("over", [1, 2, 3], ids=["the last", "the last two", "all"])
+@pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.world(2)
-def test_norms(world: World, name: str, over: int) -> None:
+def test_norms(world: World, name: str, over: str) -> None:
     """Shard each dimension, or none; with weights, and without."""
     norm, counts = NORMS[name]
-    shape = SHAPE[-over:]
     placements: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(2), Replicate())
 
     def body(rank: Rank) -> list[str]:
         wrong = []
-        for weights, placement in itertools.product(counts, placements):
-            plain = [floats(*SHAPE), *(floats(*shape) + i for i in range(weights))]
+        for (whole, dimensions), weights, placement in itertools.product(OVER[over], counts, placements):
+            shape = whole[-dimensions:]
+            plain = [floats(*whole), *(floats(*shape) + i for i in range(weights))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
             expected = norm(plain[0], shape, *plain[1:])
             expected.square().sum().backward()
@@ -46,7 +51,7 @@ def test_norms(world: World, name: str, over: int) -> None:
                 distribute_tensor(x.detach(), rank.mesh(), [Replicate() if i else placement]).requires_grad_()
                 for i, x in enumerate(plain)
             ]
-            what = f"{placement} with {weights} weights"
+            what = f"{placement} of {whole} with {weights} weights"
             try:
                 found = norm(own[0], shape, *own[1:])
                 found.square().sum().backward()

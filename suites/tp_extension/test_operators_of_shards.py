@@ -120,6 +120,9 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "masked_fill_": (lambda x, i, y: x.masked_fill_(y > 4, y.new_tensor(9.0)), ((R, ROWS), (R, COLUMNS))),
         "floor_divide_": (lambda x, i, y: x.copy_((x * 9).long().floor_divide_(i.sum())), ((ROWS, R), (COLUMNS, R))),
     },
+    "masked-columns": {
+        "index_put": (lambda x, i, y: x.copy_(x.index_put((y > 2,), y.sum())), ((COLUMNS, R), (COLUMNS, COLUMNS))),
+    },
     "scattered-rows": {
         "scatter_add_": (lambda x, i, y: x.scatter_add_(0, i.expand(4, 4), y), ((ROWS, R), (ROWS, ROWS))),
         "scatter_add_ of columns": (lambda x, i, y: x.scatter_add_(1, i.expand(4, 4), y), ((COLUMNS, R),)),
@@ -132,6 +135,7 @@ INDEXED: dict[str, dict[str, tuple[Written, tuple[tuple[Placement, Placement], .
         "index_add_": (lambda x, i, y: x.index_add_(0, i, y), ((R, R),)),
         "index_copy_": (lambda x, i, y: x.index_copy_(0, i, y), ((R, R),)),
         "index_fill_": (lambda x, i, y: x.index_fill_(0, i[:2], y.sum()), ((R, R), (COLUMNS, R), (ROWS, R))),
+        "index_put": (lambda x, i, y: x.copy_(x.index_put((y > 2,), y.sum())), ((R, R), (ROWS, R), (ROWS, ROWS))),
         "index_fill_ of columns": (lambda x, i, y: x.index_fill_(-1, i[:2], y.sum()), ((ROWS, R), (COLUMNS, R))),
         "index_reduce_": (lambda x, i, y: x.index_reduce_(0, i, y, "amax"), ((R, R), (COLUMNS, COLUMNS), (ROWS, R))),
         "index_reduce_ of columns": (lambda x, i, y: x.index_reduce_(1, i, y, "prod"), ((ROWS, ROWS), (COLUMNS, R))),
