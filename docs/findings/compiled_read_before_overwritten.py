@@ -1,4 +1,4 @@
-# Compiled code reads an input again in the backward, after a collective of its forward overwrote it
+# Compiled code reads an input again in the backward, after its forward changed it in place, as a collective does
 # https://github.com/pytorch/pytorch/pull/197039
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_read_before_overwritten.py
@@ -24,6 +24,7 @@ def report(expected: object, observed: object) -> None:
     sys.exit(1 if bad.item() else 0)
 
 
+# Any other change in place does the same: scale.mul_(2), for example.
 def scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     result = weight * scale.sin()
     dist.all_reduce(scale)

@@ -1,4 +1,4 @@
-# Compiler collectives, by which ranks agree on sizes, fail on gloo: in a message of theirs, and without an accelerator
+# Compiler collectives, by which ranks agree on sizes, fail on the host: in a message of theirs, or dividing by 0
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 compiled_sizes.py

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness import Rank, World, requirement
+from harness.stacks.collectives import functional
 from suites.dynamo.objects import summed
 from suites.dynamo.turns import by_turns
 
@@ -73,6 +76,49 @@ def test_formats(world: World, form: str) -> None:
     def body(rank: Rank) -> list[str]:
         makes = [lambda size=size: torch.ones(size, device=rank.device) for size in (3, 4, 12)]
         return by_turns(rank, step, makes, name=form)
+
+    for wrong in world.run(body):
+        assert not wrong, "\n".join(wrong)
+
+
+def _gathered(x: torch.Tensor, number: Any, mesh: DeviceMesh) -> torch.Tensor:
+    return functional.all_gather_tensor(x, number, mesh)
+
+
+def _cut(x: torch.Tensor, number: Any, mesh: DeviceMesh) -> torch.Tensor:
+    return DTensor.from_local(x, mesh, [Replicate()]).redistribute(placements=[Shard(number)]).to_local()
+
+
+def _signed(x: torch.Tensor, number: Any, mesh: DeviceMesh) -> torch.Tensor:
+    return torch.copysign(summed(x) + 1, number)
+
+
+NUMBERS: dict[str, tuple[Callable[[torch.Tensor, Any, DeviceMesh], torch.Tensor], list[float]]] = {
+    "dimension": (_gathered, [1, 2, 3]),
+    "shard": (_cut, [1, 2, 3]),
+    "zero": (_signed, [0.0, -0.0, 0.0]),
+}
+"""What code does with a number, and which numbers it is given by turns."""
+
+
+@requirement(
+    "DYN-NUMBER-6750",
+    "Compiled code takes the number that it is given at each call, be it a dimension or a zero with its sign.",
+    source="torch.distributed.tensor.placement_types.Shard; torch.copysign; torch.compile: dynamic shapes",
+)
+@pytest.mark.parametrize("use", NUMBERS)
+@pytest.mark.world(2)
+def test_given(world: World, use: str) -> None:
+    """Gather along dimensions, cut along dimensions, and give a sum over ranks the sign of zeros."""
+
+    def body(rank: Rank) -> list[str]:
+        function, numbers = NUMBERS[use]
+        mesh = rank.mesh(2)
+
+        def step(x: torch.Tensor, number: Any) -> torch.Tensor:
+            return function(x.repeat(2, 2, 2, 1), number, mesh)
+
+        return by_turns(rank, step, [lambda number=number: number for number in numbers], name=use)
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)

@@ -36,12 +36,24 @@ class Unhashed:
     comment: str = field(default="", hash=False)
 
 
+@dataclass(unsafe_hash=True)
+class Changeable:
+    """A key that is not frozen."""
+
+    name: str
+    comment: str = ""
+
+
 @requirement(
     "DYN-KEY-3763",
-    "In compiled code, two frozen dataclasses are one key of a dictionary if they are equal, by the fields that count.",
+    "In compiled code, two dataclasses are one key of a dictionary if they are equal, by the fields that count.",
     source="dataclasses.field: 'hash: If None (the default), use the value of compare'; torch.compile",
 )
-@pytest.mark.parametrize("kind", [Whole, Commented, Unhashed], ids=["whole", "compare=False", "hash=False"])
+@pytest.mark.parametrize(
+    "kind",
+    [Whole, Commented, Unhashed, Changeable],
+    ids=["whole", "compare=False", "hash=False", "unsafe_hash"],
+)
 @pytest.mark.world(2)
 def test_dataclasses(world: World, kind: Callable[..., object]) -> None:
     """Write to a dictionary by a key and by keys that are equal or not, and scale a sum over ranks by its length."""
