@@ -131,6 +131,42 @@ def test_on_some_ranks(world: World, tmp_path: Path) -> None:
     world.run(body)
 
 
+@requirement(
+    "RFSDP-CHECKPOINT-1703",
+    "The ranks of a group save and load a checkpoint without the others, whichever ranks they are.",
+    source=f"{SOURCE}: save, load, async_save: process_group",
+)
+@pytest.mark.parametrize("plans", ["kept"])
+@pytest.mark.world(2)
+def test_groups_in_turn(world: World, tmp_path: Path, plans: str) -> None:
+    """Save with all ranks, then with one, as a group or without one, and load that on all ranks."""
+
+    def body(rank: Rank) -> None:
+        groups, lacking = [rank.subgroup([one]) for one in range(2)], []
+        state = {f"{n}": torch.full((2,), 1.0 + n, device=rank.device) for n in range(4)}
+        for name in "group of 0", "group of 1", "alone":
+            kept = type(f"{name} {plans}", (checkpoint.DefaultSavePlanner,), {})  # plans are kept for a class's name
+            of_one = {"no_dist": True} if name == "alone" else {"process_group": groups[name == "group of 1"]}
+            try:
+                for options in {}, of_one:
+                    folder = tmp_path / f"{name} {len(options)}"
+                    if not options or rank.index == (name == "group of 1"):
+                        planner = kept(enable_plan_caching=True)
+                        checkpoint.save(state, checkpoint_id=folder, planner=planner, **options)
+            except checkpoint.CheckpointException as e:
+                lacking.append(f"{name}: not saved: {str(e).strip().splitlines()[-1]}")
+            dist.barrier()
+            loaded = {key: torch.zeros_like(value) for key, value in state.items()}
+            try:
+                checkpoint.load(loaded, checkpoint_id=folder)
+                assert_equal(state, loaded, name)
+            except checkpoint.CheckpointException as e:
+                lacking.append(f"{name}: not loaded: {str(e).strip().splitlines()[-1]}")
+        assert not lacking, "; ".join(lacking)
+
+    world.run(body)
+
+
 PLACEMENTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Placement]]] = {
     "rows": ((2,), (4, 3), [Shard(0)]),
     "columns": ((2,), (4, 3), [Shard(1)]),
