@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed._functional_collectives as functional
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from harness import Rank, World, requirement
+from harness.stacks.collectives import functional
 
 SOURCE = "torch.distributed.checkpoint"
 
