@@ -37,8 +37,8 @@ def together(model: nn.Module, optimizer: torch.optim.Optimizer, states: tuple[A
 
 @requirement(
     "RFSDP-DICT-6800",
-    "What rank 0 has of a state that get_state_dict offloads is broadcast to the other ranks, which have none.",
-    source="torch.distributed.checkpoint.state_dict: StateDictOptions: broadcast_from_rank0, full_state_dict, cpu_offload",
+    "set_state_dict broadcasts the states of rank 0 to ranks that have none, as get_state_dict leaves them.",
+    source="torch.distributed.checkpoint.state_dict: StateDictOptions: broadcast_from_rank0, cpu_offload",
 )
 @pytest.mark.parametrize("load", [apart, together], ids=["apart", "together"])
 @pytest.mark.world(2)
