@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness import unsupported
-from harness.results import TorchLacks
+from fixtures.subjects import unless_reference
 
 
 @pytest.fixture
 def with_buckets(pytestconfig: pytest.Config) -> None:
     """Skip a test on Concord's reference, which leaves out what DistributedDataParallel has besides averages."""
-    if pytestconfig.getoption("subject") == "reference":
-        lacks = "DDP's private methods, buckets, hooks for buffers, joins or delayed reductions"
-        unsupported(TorchLacks(f"{lacks}: it is Concord's reference"))
+    unless_reference(pytestconfig, "DDP's private methods, buckets, hooks for buffers, joins or delayed reductions")

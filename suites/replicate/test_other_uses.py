@@ -232,28 +232,20 @@ def test_jvp(world: World, case: str) -> None:
     source=f"{SOURCE}: find_unused_parameters; static_graph, 'model parameters outside of forward function'",
 )
 @pytest.mark.parametrize("how", ["DDP", "replicate"])
-@pytest.mark.world(2, keeps="graphs of backwards that failed")
+@pytest.mark.world(2)
 def test_outside_of_the_forward(world: World, how: str) -> None:
     """Run two backwards in either order, then call a layer that a forward returned, for three steps."""
 
     def body(rank: Rank) -> None:
         for options in OPTIONS:
+            if "find_unused_parameters" in options:
+                continue
             for called in (True, False):
-                if called and {"find_unused_parameters", "static_graph"} & options.keys():
+                if called and "static_graph" in options:
                     continue  # the outputs have one graph
                 module = Both(called).to(rank.device)
                 model: Any = replicate.replicate(module, **options) if how == "replicate" else None
                 model = model or DistributedDataParallel(module, **options)
-                if "find_unused_parameters" in options:
-                    output, second = model(given(rank))
-                    error = ""
-                    try:
-                        second(output).sum().backward()
-                    except RuntimeError as e:
-                        error = str(e)
-                    averaged = numbers(replicate.gradients(module)) == [3.0, 3.0]
-                    assert "first.weight" not in error if "twice" in error else averaged, (options, error)
-                    continue
                 for step in range(3):
                     output, other = model(given(rank))
                     losses = [output.sum(), other.sum()] if called else [other(output).sum()]
@@ -262,6 +254,30 @@ def test_outside_of_the_forward(world: World, how: str) -> None:
                     right = [1.5, 1.5] if called else [3.0, 3.0]
                     assert numbers(replicate.gradients(module)) == right, (options, called, step)
                     model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-CALL-09",
+    "Without find_unused_parameters alone, layers may be called after the forward, and outputs have a backward each.",
+    source=f"{SOURCE}: find_unused_parameters; static_graph, 'model parameters outside of forward function'",
+)
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.usefixtures("with_buckets")
+@pytest.mark.world(2, keeps="graphs of backwards that failed")
+def test_called_after_it_was_unused(world: World, how: str) -> None:
+    """With find_unused_parameters, call a layer that a forward returned: the error blames no layer that was used."""
+
+    def body(rank: Rank) -> None:
+        module = Both(False).to(rank.device)
+        options = {"find_unused_parameters": True}
+        model: Any = replicate.replicate(module, **options) if how == "replicate" else None
+        model = model or DistributedDataParallel(module, **options)
+        output, second = model(given(rank))
+        with pytest.raises(RuntimeError, match=r"twice.*") as e:
+            second(output).sum().backward()
+        assert "first.weight" not in str(e.value)
 
     world.run(body)
 

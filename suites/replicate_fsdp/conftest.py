@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import unsupported
-from harness.results import TorchLacks
-
-
-def unless_reference(config: pytest.Config, lacks: str) -> None:
-    if config.getoption("subject") == "reference":
-        unsupported(TorchLacks(f"{lacks}: it is Concord's reference"))
+from fixtures.subjects import unless_reference
 
 
 @pytest.fixture
@@ -29,3 +23,9 @@ def with_early_averages(pytestconfig: pytest.Config) -> None:
 def with_transforms(pytestconfig: pytest.Config) -> None:
     """Skip a test on Concord's reference, which raises an error where torch.func transforms a module."""
     unless_reference(pytestconfig, "torch.func of managed modules")
+
+
+@pytest.fixture
+def with_refusals(pytestconfig: pytest.Config) -> None:
+    """Skip a test on Concord's reference, on whose modules fully_shard fails without naming the problem."""
+    unless_reference(pytestconfig, "clear refusals of fully_shard on its modules")

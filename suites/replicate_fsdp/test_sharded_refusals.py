@@ -59,11 +59,6 @@ REFUSED: list[tuple[Callable[[Rank], object], type[Exception], str]] = [
     (lambda rank: shard(rank, nn.ModuleList(layers(rank.device))), ValueError, "forward"),
     (lambda rank: shard(rank, nn.ModuleDict({"a": layers(rank.device)})), ValueError, "forward"),
     (lambda rank: shard(rank, shard(rank, layers(rank.device))), AssertionError, "once"),
-    (
-        lambda rank: shard(rank, replicate(layers(rank.device), **{MESH: rank.mesh()})),
-        (AssertionError, RuntimeError, TypeError, ValueError),  # type: ignore[dict-item]
-        "",
-    ),
     (lambda rank: shard(rank, with_parameter(rank, torch.tensor(1.0))), ValueError, "other"),
     (
         lambda rank: shard(rank, with_parameter(rank, torch.ones(2, 3).t())),
@@ -94,5 +89,22 @@ def test_refused(world: World) -> None:
         for call, kind, word in REFUSED:
             with pytest.raises(kind, match=word):
                 call(rank)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-REFUSE-02",
+    "fully_shard raises an error that names the problem for wrong meshes, modules or parameters, and for a deepcopy.",
+    source="torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.usefixtures("with_refusals")
+@pytest.mark.world(2)
+def test_replicated(world: World) -> None:
+    """Shard a module that is replicated."""
+
+    def body(rank: Rank) -> None:
+        with pytest.raises((AssertionError, RuntimeError, ValueError)):
+            shard(rank, replicate(layers(rank.device), **{MESH: rank.mesh()}))
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""Fake environments, made once."""
+"""What is made once: fake environments, and the catalog of this checkout."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.versions.catalog import Catalog, catalog
 from tests.versions.fakes import fake_environment
 
 
@@ -21,6 +22,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[torch]
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Catalog:
+    """The catalog of this checkout."""
+    return catalog(Path(__file__).parents[2])
 
 
 @pytest.fixture(autouse=True)

@@ -29,12 +29,6 @@ def made(tmp_path: Path) -> Catalog:
     return catalog(checkout(tmp_path))
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Catalog:
-    """The catalog of this checkout."""
-    return catalog(ROOT)
-
-
 def named(of: Catalog, id: str) -> Finding:
     """The defect with an id."""
     (found,) = [each for each in of.findings if each.id == id]

@@ -22,12 +22,6 @@ _FOREIGN = ("torch/csrc/", "torch/lib/", "aten/", "c10/", "gloo/", "third_party/
 """Sources that an installed PyTorch does not have."""
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Catalog:
-    """The catalog of this checkout."""
-    return catalog(ROOT)
-
-
 def refused(root: Path, text: str) -> str:
     """Why causes are refused."""
     (root / FILE).parent.mkdir(parents=True, exist_ok=True)
