@@ -216,6 +216,28 @@ class TestShipped:
         faults = [f.name for f in catalog().values() if f.component in STACKS]
         assert sorted(name for name in faults if name not in detected) == unnoticed
 
+    def test_page(self) -> None:
+        """The table in docs/audit.md counts the catalog by where faults come from and by component."""
+        saved = load(ROOT / "fixtures/faults/noticed.json")
+        detected = {result.defect.name for result in saved.results if result.state == KILLED}
+        text = (ROOT / "docs/audit.md").read_text()
+        rows = re.findall(r"^\| [^|]+ \| (?:`([a-z]+-)`|anything else) \| ([\d,| ]+) \|$", text, re.M)
+        beginnings = tuple(beginning for beginning, _ in rows if beginning)
+        told = 0
+        for beginning, figures in rows:
+            of = [
+                f
+                for f in catalog().values()
+                if f.component in STACKS
+                and (f.name.startswith(beginning) if beginning else not f.name.startswith(beginnings))
+            ]
+            counts = [sum(f.component == stack for f in of) for stack in STACKS]
+            counts += [len(of), sum(f.name in detected for f in of)]
+            assert figures == " | ".join(f"{count:,}" for count in counts), beginning
+            told += len(of)
+        assert told == sum(f.component in STACKS for f in catalog().values())
+        assert f"The catalog has {len(catalog()):,} faults." in text
+
 
 class TestEverywhere:
     """everywhere() replaces what has been bound to names."""
