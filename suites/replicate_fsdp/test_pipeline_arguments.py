@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, split_args_kwargs_into_chunks
 
-from fixtures.pipelines import BATCHES, LOOPED, SCHEDULES, SINGLE, SPLIT, V_SHAPED, mean
+from fixtures import pipelines as steps
+from fixtures.pipelines import BATCHES, LOOPED, SCHEDULES, SINGLE, SPLIT, V_SHAPED, Pipeline, each_schedule, mean
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -155,6 +156,50 @@ def test_arguments(world: World) -> None:
                         expected = model[place].weight.grad
                         torch.testing.assert_close(module.weight.grad, expected, msg=f"{what}: stage {place}")
                         module.weight.grad = None
+
+    world.run(body)
+
+
+class Scaled(nn.Module):
+    """A stage that multiplies its layer's result by what it is given."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Map double[rows, 2] to double[rows, 2]."""
+        result: torch.Tensor = self.layer(x) * scale
+        return result
+
+
+@requirement(
+    "RFSDP-PIPE-6900",
+    "A pipeline schedule gives a keyword argument the sum of the gradients of all stages that take it.",
+    source=f"{SOURCE}: PipelineStage: 'kwargs can be passed to all stages via respective step calls'; torch.Tensor.grad",
+)
+@each_schedule
+@pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: before 2.12, V-shaped schedules send to themselves")
+@pytest.mark.world(2)
+def test_gradients_of_keywords(world: World, schedule: Any) -> None:
+    """Stages multiply by a tensor that is learned, and that each rank gives as a keyword argument."""
+
+    def body(rank: Rank) -> None:
+        own = Pipeline(schedule, rank.device, rank.index, rank.size, wrap=Scaled, given=True)
+        scale = torch.tensor([2.0, 1.0, -1.0, 1.0] * 2, dtype=torch.float64, device=rank.device).view(-1, 1)
+        model = own.alone(rank.device)
+        scales = [scale.clone().requires_grad_() for _ in model]
+        mine = scale.clone().requires_grad_()
+        x, y = steps.batch(0, rank.device)
+        result = x
+        for layer, each in zip(model, scales, strict=True):
+            result = layer(result) * each
+        (steps.total(result, y) / BATCHES).backward()
+        own.call("step", x, y, scale=mine, losses=[])
+        due = torch.stack([scales[place].grad for place in own.places]).sum(0)  # type: ignore[misc]
+        what = f"{schedule.__name__}: the keyword argument's gradient"
+        assert mine.grad is not None, f"{what} is missing"
+        assert (mine.grad / BATCHES).tolist() == due.tolist(), what
 
     world.run(body)
 
