@@ -230,3 +230,42 @@ def _to_base_four(value: float) -> float:
     """Read the digits of a gradient of two ranks, whose weights are powers of ten, as those of powers of four."""
     doubled = round(value * 2)  # an average has halves
     return (doubled // 10 * 4 + doubled % 10) / 2
+
+
+WAITED: dict[str, Callable[[Any], torch.Tensor]] = {
+    "wait": lambda t: t.wait(),
+    "wait_tensor": lambda t: functional.wait_tensor(t),  # type: ignore[no-untyped-call,no-any-return]
+    "used": lambda t: t * 1,
+}
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "result": lambda t: t,
+    "view": lambda t: t.view(-1).view(t.shape),
+    "transposed": lambda t: t.t().t(),
+}
+
+
+@requirement(
+    "COLL-GRAD-6901",
+    "Gradients pass through a functional collective's result and its views, however they are waited for.",
+    source="torch.distributed._functional_collectives: AsyncCollectiveTensor; all_gather_tensor_autograd",
+)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", WAITED)
+@pytest.mark.world(2)
+def test_waited_for(world: World, how: str, form: str) -> None:
+    """Wait for pending results that have gradients, or for views of them, and go backward."""
+
+    def body(rank: Rank) -> None:
+        calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "all_gather": lambda x: functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD),  # type: ignore[no-untyped-call]
+            "reduce_scatter": lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, dist.group.WORLD),  # type: ignore[no-untyped-call]
+        }
+        for name, call in calls.items():
+            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=rank.device, requires_grad=True)
+            result = WAITED[how](FORMS[form](call(x)))
+            assert result.requires_grad, f"{name}: the {form} has lost its gradient"
+            result.sum().backward()
+            assert x.grad is not None
+            assert x.grad.tolist() == [[2.0, 2.0]] * 2 if name == "all_gather" else [[1.0, 1.0]] * 2, name
+
+    world.run(body)

@@ -176,7 +176,8 @@ class Scaled(nn.Module):
 @requirement(
     "RFSDP-PIPE-6900",
     "A pipeline schedule gives a keyword argument the sum of the gradients of all stages that take it.",
-    source=f"{SOURCE}: PipelineStage: 'kwargs can be passed to all stages via respective step calls'; torch.Tensor.grad",
+    source=f"{SOURCE}: PipelineStage: 'kwargs can be passed to all stages via respective step calls'; "
+    "torch.Tensor.grad",
 )
 @each_schedule
 @pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: before 2.12, V-shaped schedules send to themselves")
