@@ -135,6 +135,30 @@ def test_without_gradients(world: World, count: int) -> None:
 
 
 @requirement(
+    "DDP-AVG-6902",
+    "A model averager averages a parameter with the same parameter of other ranks, whichever have a gradient of it.",
+    source=f"{FOLDER}/averagers.py: PeriodicModelAverager: 'averages parameters periodically'",
+)
+@pytest.mark.filterwarnings("ignore:When period is 1")
+@pytest.mark.parametrize("used", ["by all", "by different ranks"], ids=["all", "different"])
+@pytest.mark.world(2)
+def test_of_different_parameters(world: World, used: str) -> None:
+    """Ranks have used the same two of three parameters, or one that is theirs beside the first."""
+
+    def body(rank: Rank) -> None:
+        parameters = [ready(value + rank.index, rank.device) for value in (1.0, 10.0, 100.0)]
+        parameters[2 - (rank.index if used == "by different ranks" else 0)].grad = None
+        PeriodicModelAverager(1).average_parameters(parameters)
+        found = [p[0].item() for p in parameters]
+        assert found[0] == 1.5, f"used {used}: {found}"
+        right = {10.0 + rank.index, 10.5}, {100.0 + rank.index, 100.5}
+        assert all(value in allowed for value, allowed in zip(found[1:], right, strict=True)), f"used {used}: {found}"
+        assert used == "by different ranks" or found[1:] == [10.5, 100.0 + rank.index]
+
+    world.run(body)
+
+
+@requirement(
     "DDP-AVG-03",
     "Averaging leaves every parameter the object that it was, with its shape, dtype, device and gradient.",
     source=f"{FOLDER}/utils.py: average_parameters",
