@@ -207,3 +207,30 @@ def test_alone(world: World, tmp_path: Path) -> None:
 def local(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state with this rank's parts in place of its DTensors."""
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-6906",
+    "A checkpoint has the whole of a sharded tensor in its order, in whatever order its mesh lists the ranks.",
+    source=f"{SOURCE}: save, load; torch.distributed.device_mesh.DeviceMesh: mesh; pytorch/pytorch#193224",
+)
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+@pytest.mark.parametrize("how", WAYS_TO_SAVE)
+@pytest.mark.world(2)
+def test_order_of_mesh(world: World, tmp_path: Path, how: str, order: str) -> None:
+    """Save a sharded tensor, and load it into a plain one and into one that a mesh in the other order shards."""
+
+    def body(rank: Rank) -> None:
+        ranks = list(range(rank.size))
+        meshes = [DeviceMesh(rank.device.type, each) for each in (ranks, ranks[::-1])]
+        saved = numbers(5, 2)
+        one, other = meshes if order == "ascending" else meshes[::-1]
+        WAYS_TO_SAVE[how]({"x": distribute_tensor(saved, one, [Shard(0)])}, checkpoint_id=tmp_path)
+        plain = {"x": torch.zeros(5, 2)}
+        checkpoint.load(plain, checkpoint_id=tmp_path)
+        assert_equal(saved, plain["x"], "loaded into a plain tensor")
+        sharded = {"x": distribute_tensor(torch.zeros(5, 2), other if order == "descending" else one, [Shard(0)])}
+        checkpoint.load(sharded, checkpoint_id=tmp_path)
+        assert_equal(saved, whole(sharded["x"]), "loaded into a sharded tensor")
+
+    world.run(body)

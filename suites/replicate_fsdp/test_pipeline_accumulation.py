@@ -1,4 +1,4 @@
-"""Gradients that a pipeline's stages accumulate over steps, with an evaluation in between."""
+"""Gradients that a pipeline's stages accumulate over steps: with an evaluation between, and of two schedules."""
 
 from __future__ import annotations
 
@@ -43,5 +43,32 @@ def test_evaluated_between(world: World, how: str) -> None:
                 getattr(schedule, call)(*((data,) if rank.index == 0 else ()), target=data if rank.index else None)
         found = whole(layer.weight.grad)
         assert found.tolist() == [[16.0, 16.0], [16.0, 16.0]], f"after two steps: {found.tolist()}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-PIPE-6904",
+    "Stages accumulate gradients over the steps of several schedules, as of batches of several lengths.",
+    source="torch.distributed.pipelining: PipelineStage, ScheduleGPipe.step; torch.Tensor.grad",
+)
+@pytest.mark.parametrize("how", ["alone", "fully_shard"])
+@pytest.mark.world(2)
+def test_two_schedules(world: World, how: str) -> None:
+    """Take a step of four rows, then one of six rows with a new schedule of the same modules."""
+
+    def body(rank: Rank) -> None:
+        mesh = rank.mesh(2, 1, names=("stages", "shards"))
+        layer = nn.Linear(2, 2, bias=False, device=rank.device)
+        nn.init.ones_(layer.weight)
+        if how == "fully_shard":
+            fully_shard(layer, mesh=mesh["shards"])
+        for rows in 4, 6:
+            stage = PipelineStage(layer, rank.index, 2, rank.device, group=mesh.get_group("stages"))
+            schedule = ScheduleGPipe(stage, 2, loss_fn=total, scale_grads=False)
+            data = torch.ones(rows, 2, device=rank.device)
+            schedule.step(*((data,) if rank.index == 0 else ()), target=data if rank.index else None)
+        found = whole(layer.weight.grad)
+        assert found.tolist() == [[20.0, 20.0], [20.0, 20.0]], f"after both: {found.tolist()}"
 
     world.run(body)

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from fixtures.states import whole
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_same, requirement
 from harness.stacks import replicate_fsdp
@@ -357,5 +358,54 @@ def test_unused(world: World) -> None:
                 assert parameter.grad.placements == parameter.placements, f"step {step}: {name}"
                 assert parameter.grad.full_tensor().unique().tolist() == [right], f"step {step}: {name}"
             model.zero_grad()
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-INF-6903",
+    "A sharded module computes in inference mode before its first step or after it, whichever dimension shards it.",
+    source="torch.inference_mode; torch.distributed.fsdp.fully_shard: shard_placement_fn; pytorch/pytorch#197327",
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
+@pytest.mark.world(2)
+def test_inference(world: World, dimension: int, when: str) -> None:
+    """Call a layer whose weight's rows or columns are sharded in inference mode, as the first call or after a step."""
+
+    def body(rank: Rank) -> None:
+        model = nn.Linear(4, 2, bias=False).to(rank.device)
+        nn.init.ones_(model.weight)
+        fully_shard(model, mesh=rank.mesh(), shard_placement_fn=lambda _: Shard(dimension))
+        x = numbers(3, 4).to(rank.device)
+        if when == "after":
+            model(x).sum().backward()
+        with torch.inference_mode():
+            assert_same(x.sum(1, keepdim=True).expand(3, 2), model(x), f"{when} the first step")
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-INF-6905",
+    "A sharded module is trained as ever after a first forward without gradients, whichever mode turned them off.",
+    source="torch.inference_mode; torch.no_grad; torch.distributed.fsdp.fully_shard",
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+@pytest.mark.world(2)
+def test_part_without_gradients(world: World, mode: Any) -> None:
+    """Call one of two sharded layers without gradients before all training, as for a cache of its outputs."""
+
+    def body(rank: Rank) -> None:
+        layers = [nn.Linear(2, 2, bias=False).to(rank.device) for _ in range(2)]
+        for layer in layers:
+            nn.init.ones_(layer.weight)
+            fully_shard(layer, mesh=rank.mesh())
+        x = torch.ones(1, 2, device=rank.device)
+        with mode():
+            layers[0](x)
+        layers[1](layers[0](x)).sum().backward()
+        found = [None if layer.weight.grad is None else whole(layer.weight.grad).tolist() for layer in layers]
+        assert found == [[[2.0, 2.0]] * 2] * 2, f"gradients after {mode.__name__}: {found}"
 
     world.run(body)
