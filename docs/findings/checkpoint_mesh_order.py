@@ -17,13 +17,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank = dist.get_rank()
 mesh = DeviceMesh("cpu", [1, 0])
-tensor = distribute_tensor(torch.arange(1.0, 6.0), mesh, [Shard(0)])
+whole = torch.arange(1.0, 6.0)
+tensor = distribute_tensor(whole, mesh, [Shard(0)])
 folder = [tempfile.mkdtemp()]
 dist.broadcast_object_list(folder, src=0)
 checkpoint.save({"x": tensor}, checkpoint_id=folder[0])
 loaded = {"x": torch.zeros(5)}
 checkpoint.load(loaded, checkpoint_id=folder[0])
-expected, observed = tensor.full_tensor().tolist(), loaded["x"].tolist()
+expected, observed = whole.tolist(), loaded["x"].tolist()
 print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
 dist.destroy_process_group()
 sys.exit(observed != expected)
