@@ -167,7 +167,7 @@ def bundle(
 
         every = [load(path) for path in runs]
         made, digest = bundles.write(every, output, harness.__version__, signs if sign is not None else None)
-        typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
+        typer.echo(f"{output}: {answer(made)}, {plural(len(made.runs), 'run')}, {plural(len(made.tests), 'test')}")
         typer.echo(f"manifest {digest}")
         for each in signed:
             typer.echo(f"{signature}: by {each.by}")
