@@ -107,6 +107,9 @@ def report(
         if markdown is not None:
             _append(markdown, markdowns.markdown(made).encode(errors="replace"))
         _show(made)
+        if made.foreign:
+            names = one_line(", ".join(made.foreign))
+            typer.echo(f"  a bundle will show no level: the runs had plug-ins of neither pytest nor Concord: {names}")
         _require(require, made)
 
 
