@@ -29,11 +29,15 @@ _SUFFIXES = (".py", ".json", ".toml")
 
 def checkout_of(root: Path) -> Checkout:
     """Return the suite of a checkout. Errors: :class:`ReportError`."""
+    try:
+        facts = collected(root)
+    except ReportError as e:
+        raise ReportError(f"{e}; try --no-suite") from None
     return Checkout(
         suite_hash=suite_hash(root),
         concord=harness.__version__,
         results=VERSION,
-        facts=collected(root),
+        facts=facts,
         files=files_of(root),
         profiles={f"{SHIPPED}/{path.name}": path.read_text() for path in (root / SHIPPED).glob("*.toml")},
         defects={path.stem: path.read_text() for path in shipped_defects(root)},
@@ -65,14 +69,14 @@ def collected(root: Path, environment: Mapping[str, str] = os.environ) -> SuiteF
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise ReportError(f"collecting the suite took more than {_LONGEST:g} s; try --no-suite") from None
+            raise ReportError(f"collecting the suite took more than {_LONGEST:g} s") from None
         try:
             facts = decode(file.read_bytes())
         except (OSError, msgspec.MsgspecError):
             facts = None
     if done.returncode or facts is None or not facts.tests:
         last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
-        raise ReportError(f"the suite here can't be collected: {last}; try --no-suite")
+        raise ReportError(f"the suite here can't be collected: {last}")
     return facts
 
 

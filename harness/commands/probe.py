@@ -84,6 +84,8 @@ def probe(
 
     profile = profile_asked_for("--against", against) if against else None
     counts, tried = _sizes(sizes), _stacks(stacks)
+    if output is not None and output.is_file():
+        raise bad(f"--output {output}: the file exists, and you may have edited it: give the draft another name")
     if profile is not None:
         backend, device = backend or profile.backend, device or profile.device
         ranks_per_device = max(ranks_per_device, profile.ranks_per_device)

@@ -107,6 +107,9 @@ def report(
         if markdown is not None:
             _append(markdown, markdowns.markdown(made).encode(errors="replace"))
         _show(made)
+        if made.foreign:
+            names = one_line(", ".join(made.foreign))
+            typer.echo(f"  a bundle will show no level: the runs had plug-ins of neither pytest nor Concord: {names}")
         _require(require, made)
 
 
@@ -167,7 +170,7 @@ def bundle(
 
         every = [load(path) for path in runs]
         made, digest = bundles.write(every, output, harness.__version__, signs if sign is not None else None)
-        typer.echo(f"{output}: {answer(made)}, {len(made.runs)} runs, {len(made.tests):,} tests")
+        typer.echo(f"{output}: {answer(made)}, {plural(len(made.runs), 'run')}, {plural(len(made.tests), 'test')}")
         typer.echo(f"manifest {digest}")
         for each in signed:
             typer.echo(f"{signature}: by {each.by}")

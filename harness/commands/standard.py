@@ -78,6 +78,8 @@ def requirements(file: PageFile = None, check: Check = False) -> None:
     Run it in a checkout of Concord; it collects the suites and starts no rank.
     """
     require_page(file, check)
+    if not Path("suites").is_dir():
+        raise bad(f"{Path.cwd()} has no folder suites; run this where they are")
     try:
         page = standard(collected(Path.cwd()))
     except ReportError as e:

@@ -56,8 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "world(*sizes, backend=, device=, warm=, timeout=, env=, exclusive=, hosts=, keeps=): run the test once for "
-        "each world size, on worlds with these settings.",
+        "world(*sizes, backend=, device=, warm=, timeout=, env=, imports=, record=, exclusive=, network=, hosts=, "
+        "keeps=): run the test once for each world size, on worlds with these settings.",
     )
     config.addinivalue_line(
         "markers",

@@ -83,4 +83,5 @@ class Cached:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for pytest, which then asks for the result
         )

@@ -148,6 +148,7 @@ def check(config: pytest.Config) -> None:
     for name in config.getoption("fault"):
         _check_fault(name)
     subject(config)
+    _check_paths(config)
     timeout = config.getoption("world_timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")
@@ -160,6 +161,16 @@ def subject(config: pytest.Config) -> Subject:
         return find(name)
     except SubjectError as e:
         raise pytest.UsageError(f"--subject {name}: {e}") from None
+
+
+def _check_paths(config: pytest.Config) -> None:
+    """Reject a file or folder that does not exist. With workers, pytest would run no test and not say why."""
+    if not config.getoption("numprocesses", None) or config.option.pyargs:
+        return
+    for argument in config.args:
+        path = argument.partition("[")[0].partition("::")[0]
+        if not (config.invocation_params.dir / path).exists():
+            raise pytest.UsageError(f"file or directory not found: {argument}")
 
 
 def _check_fault(name: str) -> None:

@@ -45,6 +45,10 @@ from harness.subjects import TORCH
 
 _OTHER = "(other)"
 """The row of tests that have no stack."""
+_NO_LEVEL = (
+    "no bundle of this run shows a level, since `concord verify` can't tell what these plug-ins change: run without "
+    "them, by -p no:NAME or in an environment that lacks them"
+)
 _COLUMN = {
     "failed": "red",
     "crashed": "red",
@@ -383,9 +387,12 @@ class Summary:
                 line = f"{result.verdict.upper()} {result.nodeid}{came_to}: {result.headline}"
                 terminalreporter.write_line(printable(line))
         if self.writer is not None and not self.lost:
-            for name, where in foreign(self.loaded.plugins()).items():
+            strange = foreign(self.loaded.plugins())
+            for name, where in strange.items():
                 line = f"plug-in of neither pytest nor Concord: {name} ({where})"
                 terminalreporter.write_line(printable(line), yellow=True)
+            if strange:
+                terminalreporter.write_line(_NO_LEVEL, yellow=True)
             profile = self.profiles.settled
             if profile is not None and profile.never_run:
                 terminalreporter.write_line(f"profile {profile.name}: {NEVER_RUN}", yellow=True)

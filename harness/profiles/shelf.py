@@ -72,7 +72,7 @@ class Shelf:
         known = self.names()
         near = nearest(name, known)
         hint = f"did you mean {near}? " if near else ""
-        there = f"in {SHIPPED} are: {', '.join(known)}" if known else f"there is none in {SHIPPED}"
+        there = f"there are: {', '.join(known)}" if known else f"there is none in {SHIPPED}, and no package has one"
         raise ValueError(f"no profile of that name; {hint}{there}")
 
     def shown(self, path: Path) -> str:

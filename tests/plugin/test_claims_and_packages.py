@@ -227,7 +227,7 @@ def test_broken_ones(session: Session) -> None:
         (("--suite", "their"), "--suite their: no such suite; did you mean theirs? there are: theirs"),
         (
             ("--profile", "min"),
-            "--profile 'min': no profile of that name; did you mean mine? in fixtures/profiles are: ",
+            "--profile 'min': no profile of that name; did you mean mine? there are: ",
         ),
         (("--profile", "lost"), "--profile 'lost': entry point 'lost' of concord.profiles (vendor 1.0): there is no "),
     ],

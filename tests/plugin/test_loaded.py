@@ -111,6 +111,7 @@ def test_a_plugin_leaves_its_trace(
     assert strangers(session.results.header.plugins) == {name: sha256(text)}
     assert strangers(end.plugins) == {name: sha256(text)}
     assert f"plug-in of neither pytest nor Concord: {name} ({sha256(text)})" in session.out
+    assert session.out.count("no bundle of this run shows a level, ") == 1
     said = session.results.header.environment
     assert [said[f"variable {variable}"] for variable in env] == [*env.values()]
 

@@ -67,6 +67,8 @@ def test_bad_marks_are_errors_of_collection(bad_marks: Session) -> None:
         (["--worlds-per-device=-1"], "--worlds-per-device -1: at least 1"),
         (["--world-timeout=-3"], "--world-timeout -3: a number of seconds above 0"),
         (["-n", "bogus"], "'bogus' is none of: a number, auto, logical, gpus"),
+        (["-n", "2", "tests_of_mine"], "file or directory not found: tests_of_mine"),
+        (["-n", "2", "test_it.py", "test_at.py::test_nothing[1]"], "not found: test_at.py::test_nothing[1]"),
         (["--world-device", "no_such_device"], "--world-device: no no_such_device device"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,

@@ -111,13 +111,16 @@ def test_against(tmp_path: Path, concord: Callable[..., Any]) -> None:
         (("--stacks", "replicat"), "concord: --stacks: 'replicat' is not a stack; there are collectives, "),
         (("--against", "none.toml"), "concord: --against:\nnone.toml: No such file or directory"),
         (("--device", "nothing"), "concord: no nothing device: "),
+        (("--output", "mine.toml"), "concord: --output mine.toml: the file exists, and you may have edited it: "),
     ],
 )
-def test_bad_input(concord: Callable[..., Any], arguments: tuple[str, ...], said: str) -> None:
-    """Bad input is one clear error."""
+def test_bad_input(tmp_path: Path, concord: Callable[..., Any], arguments: tuple[str, ...], said: str) -> None:
+    """Bad input is one clear error, and nothing is written over a profile."""
+    (tmp_path / "mine.toml").write_text("# edited\n")
     ended = concord("probe", *arguments)
     assert ended.exit_code == 2
     assert ended.stderr.startswith(said)
+    assert (tmp_path / "mine.toml").read_text() == "# edited\n"
 
 
 def test_check(tmp_path: Path, concord: Callable[..., Any]) -> None:

@@ -459,6 +459,17 @@ def test_verified_and_not_conformant(same_suite: Path) -> None:
     )
 
 
+def test_plugins_of_others(folder: Path) -> None:
+    """The report warns that verify will know nothing of the plug-ins, before the vendor sends the bundle."""
+    second = records()
+    second[0].plugins = {**second[0].plugins, "anyio": "anyio 4.1"}
+    (folder / "third").mkdir()
+    (folder / "third/results.jsonl").write_bytes(written(second))
+    warned = "a bundle will show no level: the runs had plug-ins of neither pytest nor Concord: anyio\n"
+    assert warned not in run("report", "first")[1]
+    assert warned in run("report", "third")[1]
+
+
 def test_verify_strict(same_suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is only noted, as a profile that is not the one of its name here, is 3 with --strict and 0 without."""
     other = dataclasses.replace(checkout(), profiles={FILE: "name = 'other'"})

@@ -16,6 +16,7 @@ import pytest
 from _pytest.assertion import rewrite
 
 from harness import bytecode
+from harness.plugin.cached import Cached
 
 TEXT = """
 LARGE, NAN, EDGES = 10**40, 1e999 - 1e999, (0.0, -0.0, 1j, ..., b"x", frozenset({1, 2}))
@@ -119,3 +120,15 @@ def test_the_script_executes_no_bytecode_of_ours() -> None:
     assert not any(name.startswith(("harness", "reports")) for name in imports)
     done = subprocess.run([sys.executable, "-I", "-S", bytecode.__file__, "{}"], capture_output=True, text=True)
     assert "KeyError: 'path'" in done.stderr
+
+
+def test_ctrl_c_is_not_for_it(tmp_path: Path) -> None:
+    """Ctrl-C reaches all processes of the terminal's group, and the comparison that pytest waits for goes on."""
+    path = tmp_path / "module.py"
+    path.write_text(TEXT)
+    py_compile.compile(str(path))
+    cached = Cached(SimpleNamespace(getini=lambda name: False))  # type: ignore[arg-type]
+    cached.check([str(path)])
+    assert cached._process is not None
+    assert os.getpgid(cached._process.pid) != os.getpgrp()
+    assert cached.strange() == {}

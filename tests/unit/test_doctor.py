@@ -88,7 +88,7 @@ def test_plan(there: Inventory, says: str, remedy: str) -> None:
     assert remedy in row.remedy
 
 
-@pytest.mark.parametrize(("usable", "says"), [(1, "20 minutes"), (2, "10 minutes"), (64, "4 minutes")])
+@pytest.mark.parametrize(("usable", "says"), [(1, "30 minutes"), (2, "15 minutes"), (64, "4 minutes")])
 def test_how_long(usable: int, says: str) -> None:
     """More cores make a run on the host shorter, up to the time that some tests take alone."""
     assert machine.plan(HOST, usable).found.endswith(f"in about {says}")

@@ -228,3 +228,11 @@ class TestCommand:
     def test_check_needs_a_file(self) -> None:
         """--check without a file is bad input."""
         assert CliRunner().invoke(app, ["requirements", "--check"]).exit_code == 2
+
+
+def test_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no suites, the command says so, and names no option that it lacks."""
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["requirements"])
+    said = f"concord: {tmp_path} has no folder suites; run this where they are\n"
+    assert (ended.exit_code, ended.stderr) == (2, said)

@@ -278,7 +278,7 @@ class History:
         """
         nights = self.nights()
         if not nights:
-            raise HistoryError(f"{self.place}: no nights yet: store some")
+            raise HistoryError(f"{self.place}: no nights yet: measure one with `concord perf run`")
         begin = [one for one in nights if one.id.startswith(night)] if night else nights[-1:]
         chosen = [one for one in begin if one.id == night] or begin
         if len(chosen) != 1:
