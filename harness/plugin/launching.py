@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Launching:
         self._device_name = ""
         asked = config.getoption("launcher") or os.environ.get(LAUNCHER) or LOCAL
         if asked == LOCAL:
+            _check_imports(config, profiles)
             if self._spread:
                 raise pytest.UsageError("--spread: there is one host; give --launcher agents=HOST:PORT,HOST:PORT")
             return
@@ -197,3 +199,24 @@ def _tried(cluster: Cluster, wanted: Wanted | None) -> Found:
         return check(cluster, wanted)
     except HostRefused as e:
         raise pytest.UsageError(f"--launcher: {e}") from None
+
+
+def _check_imports(config: pytest.Config, profiles: Profiles) -> None:
+    """Reject a profile whose modules this host lacks, since each rank would fail at them.
+
+    A module may also be a file beside the tests, whose folder pytest adds to the path later.
+    """
+    profile = profiles.explicit
+    if profile is None or hasattr(config, "workerinput") or any(getattr(config.option, name, 0) for name in _NO_TESTS):
+        return
+    given = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    beside = {config.rootpath, *given, *(path.parent for path in given)}
+    for name in dict.fromkeys(module.partition(".")[0] for module in profile.imports):
+        found = importlib.util.find_spec(name) or any(
+            (folder / f"{name}{end}").exists() for folder in beside for end in ("", ".py")
+        )
+        if not found:
+            raise pytest.UsageError(
+                f"profile {profile.name} ({profile.file}): imports: there is no module {name} in this environment: "
+                "install its package, or correct the name"
+            )

@@ -149,6 +149,7 @@ def check(config: pytest.Config) -> None:
         _check_fault(name)
     subject(config)
     _check_paths(config)
+    _check_results(config)
     timeout = config.getoption("world_timeout")
     if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--world-timeout {timeout:g}: a number of seconds above 0")
@@ -161,6 +162,18 @@ def subject(config: pytest.Config) -> Subject:
         return find(name)
     except SubjectError as e:
         raise pytest.UsageError(f"--subject {name}: {e}") from None
+
+
+def _check_results(config: pytest.Config) -> None:
+    """Reject a folder for results that can't be one. A full disk may be mended, and a run goes on without results."""
+    given = config.getoption("concord_results")
+    if not given:
+        return
+    for place in (folder := config.rootpath / given, *folder.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise pytest.UsageError(f"--concord-results {given}: {place} is not a folder")
+            return
 
 
 def _check_paths(config: pytest.Config) -> None:

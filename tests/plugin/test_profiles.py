@@ -460,6 +460,19 @@ def test_claims(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     )
 
 
+def test_missing_module(make_folder: Callable[[dict[str, str]], Folder]) -> None:
+    """A run whose profile imports a module that is not there stops at once; one beside the tests may be."""
+    text = MINE + 'imports = ["colours.all", "torch"]'
+    folder = make_folder({"suites/test_it.py": CLAIMS, "mine.toml": text})
+    session = folder.run("suites", "--profile", "mine.toml")
+    assert session.code == 4
+    expected = "profile mine (mine.toml): imports: there is no module colours in this environment: install its package"
+    assert expected in session.out + session.err
+    (folder.path / "suites/colours").mkdir()
+    (folder.path / "suites/colours/all.py").touch()
+    assert folder.run("suites", "--profile", "mine.toml", "-k", "test_size").counts == {"skipped": 1}
+
+
 def test_options_win(make_folder: Callable[[dict[str, str]], Folder]) -> None:
     """Options on the command line come before the profile."""
     text = """
