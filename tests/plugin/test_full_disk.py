@@ -122,7 +122,6 @@ def test_disk_that_can_only_be_read(run_on: Callable[..., tuple[int, str, Path]]
     check(code, said, "Read-only file system", 61)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("given", ["out", "out/deeper"])
 def test_folder_that_is_a_file(make_folder: Callable[[dict[str, str]], Folder], given: str) -> None:
     """Where a file is in the place of the folder, it stays, and the session says so and runs nothing."""
