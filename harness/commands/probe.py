@@ -84,6 +84,8 @@ def probe(
 
     profile = profile_asked_for("--against", against) if against else None
     counts, tried = _sizes(sizes), _stacks(stacks)
+    if output is not None and against:
+        raise bad("--output: --against compares with a profile, and drafts none")
     if output is not None and output.is_file():
         raise bad(f"--output {output}: the file exists, and you may have edited it: give the draft another name")
     if profile is not None:
@@ -108,6 +110,7 @@ def probe(
         typer.echo(text, nl=False)
     else:
         _write(output, text)
+        typer.echo(f"{output}: review it, then: concord profile check {output}", err=True)
 
 
 # input
