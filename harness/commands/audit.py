@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.cluster.elsewhere import Place
 from harness.commands import hosts
 from harness.commands.hosts import KeyFile, Where
+from harness.commands.outputs import writable
 from harness.commands.refusing import refusing
 from harness.devices import cores
 from harness.faults import CLASSES, COMPONENTS, catalog
@@ -89,9 +90,11 @@ def audit(
     agents_key: KeyFile = None,
     limit: Annotated[float, typer.Option(help="Seconds for each defect, after which no further test starts.")] = 240.0,
     state: State = STATE,
-    save: Annotated[Path | None, typer.Option(help="Write the audit to this file as JSON.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the audit to this file as JSON.", callback=writable)] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Save only what --compare and --again need.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the audit to this file as an HTML page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the audit to this file as an HTML page.", callback=writable)
+    ] = None,
     compare: Annotated[Path | None, typer.Option(help="Exit with 1 if this saved audit detected more.")] = None,
 ) -> None:
     """Inject defects into the ranks, one at a time, and see whether the suites detect them.

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from harness.commands.outputs import writable
 from harness.commands.perf_bisect import Measuring, Point, bisected, line_of, of_commits
 from harness.commands.perf_bisect import digest as digest_of
 from harness.commands.refusing import bad as refused
@@ -54,7 +55,7 @@ def bisect(
     tries: Annotated[int, typer.Option(help="How often each candidate is tried.", min=1)] = 1,
     discard: Annotated[bool, typer.Option("--discard", help="Remove each made environment after its trial.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results, from which an interrupted call continues.")] = OUT,
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.", callback=writable)] = None,
     perf: Annotated[
         str,
         typer.Option(

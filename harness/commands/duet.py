@@ -36,7 +36,7 @@ from harness.bench.duet.view import code, view
 from harness.bench.figures import usual
 from harness.bench.measuring.asked import asked_of, ranks_asked
 from harness.bench.records import Series
-from harness.commands.outputs import appended
+from harness.commands.outputs import appended, writable
 from harness.commands.refusing import bad, refusing
 from harness.redaction import NOT_SHOWN, recorded, remember
 from harness.safe_io.shown import one_line
@@ -100,11 +100,13 @@ def duet(
     ] = True,
     anew: Annotated[bool, typer.Option("--anew", help="Begin again instead of continuing.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for journals, from which the same command continues.")] = OUT,
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.", callback=writable)] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Append the result to this file in Markdown, such as $GITHUB_STEP_SUMMARY.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file. It opens offline.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to this file. It opens offline.", callback=writable)
+    ] = None,
 ) -> None:
     """Measure two environments in turns, and say which series are slower in B.
 

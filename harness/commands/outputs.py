@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,20 @@ def appended(path: Path, data: bytes) -> None:
         return
     with path.open("ab", buffering=0) as stream:
         append_or_nothing(stream.fileno(), data)
+
+
+def writable(file: Path | None) -> Path | None:
+    """Return the file of an option, unless it can't be written. Commands that take long ask this before they begin."""
+    if file is None or file.is_symlink() or (file.exists() and not file.is_dir()):
+        return file
+    if file.is_dir():
+        raise bad(f"{file}: a folder, not a file")
+    above = next(folder for folder in file.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise bad(f"{file}: {above} is not a folder")
+    if not os.access(above, os.W_OK):
+        raise bad(f"{file}: you may not write to {above}")
+    return file
 
 
 PageFile = Annotated[Path | None, typer.Argument(help="The page to write; without it, the page is printed.")]

@@ -24,6 +24,7 @@ from harness.bench.measuring.asked import asked_of, ranks_asked
 from harness.bench.measuring.steps import usual_steps
 from harness.bench.records import Series
 from harness.commands.duet import chosen
+from harness.commands.outputs import writable
 from harness.commands.refusing import refusing
 from harness.safe_io.shown import one_line
 from harness.safe_io.writing import own_folder, write_whole
@@ -49,7 +50,7 @@ def counts(
     sets: Annotated[int, typer.Option(help="Sets of fresh ranks.", min=2, max=100)] = 5,
     times: Annotated[int, typer.Option(help="Calls over which to count.", min=1, max=10_000)] = 20,
     out: Annotated[Path, typer.Option(help="Folder for what the ranks print.")] = Path("reports/out/counts"),
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the result to this file as JSON.", callback=writable)] = None,
 ) -> None:
     """Count what collectives and training steps need, and show which counts are steady.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.commands.outputs import writable
 from harness.commands.refusing import bad
 from harness.commands.requested import defects_in, devices_for, profile_asked_for, world_asked_for
 from harness.profiles import NEVER_RUN, Profile, ProfileError
@@ -65,9 +66,13 @@ def probe(
     backend: Annotated[str, typer.Option(help="Backend for init_process_group. Default: torch's own.")] = "",
     device: Annotated[str, typer.Option(help="Type of device. Default: the accelerator, or cpu.")] = "",
     imports: Annotated[list[str] | None, typer.Option(help="Module that ranks import first. Repeatable.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the draft to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the draft to this file.", callback=writable)
+    ] = None,
     against: Annotated[str, typer.Option(help="Profile to compare the results with, instead of drafting one.")] = "",
-    json: Annotated[Path | None, typer.Option("--json", help="Write all results to this file as JSON.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write all results to this file as JSON.", callback=writable)
+    ] = None,
     name: Annotated[str, typer.Option(help="Name of the draft. Default: DEVICE-BACKEND.")] = "",
     sizes: Annotated[str, typer.Option(help="World sizes to try, with commas between them.")] = "1,2,3,4",
     stacks: Annotated[str, typer.Option(help="Stacks to try, with commas between them.")] = ",".join(STACKS),

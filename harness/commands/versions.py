@@ -16,7 +16,7 @@ from rich.console import Console
 from harness.cluster.elsewhere import Place
 from harness.commands import hosts
 from harness.commands.hosts import KeyFile, Where
-from harness.commands.outputs import appended
+from harness.commands.outputs import appended, writable
 from harness.commands.refusing import bad, refusing
 from harness.provenance import suite_hash
 from harness.safe_io.writing import own_folder, write_whole
@@ -40,7 +40,9 @@ def versions(
     launcher: Where = None,
     agents_key: KeyFile = None,
     out: Annotated[Path, typer.Option(help="Folder for results, from which an interrupted call continues.")] = OUT,
-    json: Annotated[Path | None, typer.Option(help="Write the comparison to this file as JSON.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the comparison to this file as JSON.", callback=writable)
+    ] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Append the comparison as Markdown to this file, such as $GITHUB_STEP_SUMMARY.")
     ] = None,

@@ -59,8 +59,8 @@ class Within:
         ids = {each for of_one in asking.values() for each in of_one}
         self._said = (
             f"{OPTION} {self._given}: {len(order):,} of {len(asking):,} tests, which ask {chosen.asked:,} of "
-            f"{len(ids):,} requirements and are known to notice {chosen.noticed:,} of {len(every):,} faults and mutants; expected "
-            f"to take {shown(STARTING + chosen.seconds / workers)} with {workers} at a time"
+            f"{len(ids):,} requirements and are known to notice {chosen.noticed:,} of {len(every):,} faults and "
+            f"mutants; expected to take {shown(STARTING + chosen.seconds / workers)} with {workers} at a time"
         )
 
     @pytest.hookimpl(tryfirst=True)
