@@ -207,6 +207,40 @@ def test_loaded_states_stay(world: World, group: str) -> None:
 
 
 @requirement(
+    "DDP-ZERO-7302",
+    "States that a ZeroRedundancyOptimizer has consolidated or loaded do not change in a step after it.",
+    source=f"{SOURCE}: consolidate_state_dict, load_state_dict, state_dict: 'the last global optimizer state known'",
+)
+@pytest.mark.parametrize("whose", ["loaded", "consolidated", "consolidated of others"])
+@pytest.mark.world(2)
+def test_states_kept(world: World, whose: str) -> None:
+    """Look at the states of the rank's own parameters, or of the others, before and after a step."""
+
+    def body(rank: Rank) -> list[str]:
+        changed = []
+        for kind in OPTIMIZERS:
+            pair = Pair(rank, kind, None)
+            pair.step(0)
+            kept = copy.deepcopy(pair.plain.state_dict())
+            if whose == "loaded":
+                pair.zero.load_state_dict(kept)
+            for target in range(rank.size if whose != "loaded" else 0):
+                pair.zero.consolidate_state_dict(to=target)
+                kept = pair.zero.state_dict() if target == rank.index else kept
+            own = [p in pair.zero.optim.state for p in pair.sharded]
+            watched = {n: state for n, state in kept["state"].items() if own[n] != (whose == "consolidated of others")}
+            assert watched, kind.__name__
+            before = copy.deepcopy(watched)
+            pair.step(1)
+            for number, state in watched.items():
+                names = [name for name, value in before[number].items() if not torch.equal(value, state[name])]
+                changed += [f"{kind.__name__}: {name} of {number}" for name in names]
+        return changed
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "DDP-ZERO-298",
     "A ZeroRedundancyOptimizer trains the parameters of its groups, whatever iterable they are given in.",
     source=f"{SOURCE}: params; torch.optim.Optimizer: params",

@@ -96,6 +96,34 @@ def test_trained(world: World, of_what: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-7303",
+    "States of an optimizer have the dtypes and values after loading with which they were saved.",
+    source="torch.optim.Optimizer: state_dict, load_state_dict; torch.distributed.checkpoint.state_dict; "
+    "pytorch/pytorch#43706",
+)
+@pytest.mark.parametrize("kind", ["Adam", "RAdam", "NAdam", "ASGD"])
+@pytest.mark.world(2)
+def test_dtypes(world: World, kind: str) -> None:
+    """Parameters are bfloat16, and states in float32 beside the step count are those of NAdam and ASGD."""
+
+    def body(rank: Rank) -> None:
+        wrong = []
+        for way, (got, give) in KEPT["optimizers"].items():
+            model: Any = fully_shard(nn.Linear(2, 3, dtype=torch.bfloat16).to(rank.device), mesh=rank.mesh())
+            trained, loaded = (getattr(torch.optim, kind)(model.parameters(), lr=0.5) for _ in range(2))
+            train((model, trained))
+            give((model, loaded), copy.deepcopy(got((model, trained))))
+            try:
+                assert_equal(whole(trained.state_dict()["state"]), whole(loaded.state_dict()["state"]), way)
+            except AssertionError:
+                found = loaded.state_dict()["state"][0].items()
+                wrong.append(f"{way}: {kind} has {', '.join(f'{name} in {value.dtype}' for name, value in found)}")
+        assert not wrong, "; ".join(wrong)
+
+    world.run(body)
+
+
+@requirement(
     "RFSDP-RATE-5381",
     "A schedule loads the same state dict as often as it is given.",
     source="torch.optim.lr_scheduler.LRScheduler.load_state_dict",
