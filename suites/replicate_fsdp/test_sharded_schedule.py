@@ -376,7 +376,7 @@ def test_by_hand(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_evaluation(world: World) -> None:
-    """Only evaluate; evaluate twice between two steps, then with the layers kept, as set_reshard_after_forward's page suggests."""
+    """Evaluate alone, twice between steps, then with the layers kept, as set_reshard_after_forward's page suggests."""
 
     def evaluated(rank: Rank, model: Any, log: Log) -> str:
         log.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from operator import gt
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ def test_norms(world: World, name: str, over: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+WHOLE = (Replicate(), Replicate())
 GIVEN: dict[str, tuple[bool, ...]] = {
     "alone": (True, False, False),
     "with a weight": (True, True, False),
@@ -104,50 +106,45 @@ ALONG: tuple[tuple[Placement, ...], ...] = ((Shard(0), Shard(2)), (Shard(2), Rep
 @pytest.mark.world(4)
 def test_frozen(world: World, name: str, given: str) -> None:
     """Train each choice of what there is, of which the rest is frozen and gets no gradient; shard each dimension."""
-    norm = NORMS[name][0]
+    norm, there = NORMS[name][0], GIVEN[given]
     choices = [
-        trained
-        for trained in itertools.product((True, False), repeat=3)
-        if any(trained) and all(there or not chosen for there, chosen in zip(GIVEN[given], trained, strict=True))
+        chosen
+        for chosen in itertools.product((True, False), repeat=3)
+        if any(chosen) and not any(map(gt, chosen, there))
     ]
-    layouts = BESIDE + (ALONG if name == "layer_norm" else ())  # rms_norm of such shards: TP-NORM-5045
+    layouts = BESIDE + ALONG if name == "layer_norm" else BESIDE[::2]  # rms_norm along shards: TP-NORM-5045
 
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
-        gradient = floats(4, 6, 3, start=2).to(rank.device)
-        for placements, trained in zip(layouts, itertools.cycle(choices), strict=False):
+        x, gradient = (floats(4, 6, 3, start=start).to(rank.device) for start in (0, 2))
+        whole = [x, *((floats(3) + i).to(rank.device) if there[i] else None for i in (1, 2))]
+        for layout, trained in zip(layouts, itertools.cycle(choices), strict=False):
+            what = f"{layout}, trained: {trained}"
             plain: list[Any] = [
-                x.to(rank.device).requires_grad_(chosen) if there else None
-                for x, there, chosen in zip(
-                    (floats(4, 6, 3), floats(3) + 1, floats(3) + 2), GIVEN[given], trained, strict=True
-                )
+                y if y is None else y.clone().requires_grad_(one) for y, one in zip(whole, trained, strict=True)
             ]
             own: list[Any] = [
-                distribute_tensor(x.detach(), mesh, [Replicate()] * 2 if i else placements).requires_grad_(trained[i])
-                if GIVEN[given][i]
-                else None
-                for i, x in enumerate(plain)
+                y if y is None else distribute_tensor(y, mesh, placements).requires_grad_(one)
+                for y, placements, one in zip(whole, (layout, WHOLE, WHOLE), trained, strict=True)
             ]
-            arriving = distribute_tensor(gradient, mesh, placements)
-            of = 3 if name == "layer_norm" else 2
-            expected, at = norm(plain[0], (3,), *plain[1:of]), messages.launched()
+            arriving, at = distribute_tensor(gradient, mesh, layout), messages.launched()
+            expected = norm(plain[0], (3,), *plain[1 : 1 + max(NORMS[name][1])])
             expected.backward(gradient)
-            what = f"{placements}, trained: {trained}"
             try:
-                found = norm(own[0], (3,), *own[1:of])
+                found = norm(own[0], (3,), *own[1 : 1 + max(NORMS[name][1])])
                 found.backward(arriving)
             except (RuntimeError, NotImplementedError) as error:
                 wrong.append(f"{what}: {str(error).splitlines()[0]:.100}")
                 continue
-            if placements in BESIDE and messages.launched() != at:
+            if layout in BESIDE and messages.launched() != at:
                 wrong.append(f"{what}: {messages.launched() - at} collectives")
             if not close(expected.detach(), found.full_tensor().detach()):
                 wrong.append(f"{what}: values")
-            for x, y in zip(plain, own, strict=True):
-                if x is None:
-                    continue
-                if (x.grad is None) != (y.grad is None) or x.grad is not None and not close(x.grad, y.grad.full_tensor()):
-                    wrong.append(f"{what}: gradient")
+            for i, (y, of) in enumerate(zip(plain, own, strict=True)):
+                if trained[i] and not (of.grad is not None and close(y.grad, of.grad.full_tensor())):
+                    wrong.append(f"{what}: gradient {i}")
+                if not trained[i] and of is not None and of.grad is not None:
+                    wrong.append(f"{what}: a gradient {i} of what is frozen")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
