@@ -116,3 +116,41 @@ def test_other_layouts(world: World, tmp_path: Path) -> None:
                 assert torch.equal(right, found), f"{name}, loaded into {other}: {found}"
 
     world.run(body)
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool)
+"""Dtypes in which tensors are saved, and into which they are loaded."""
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-7153",
+    "A checkpoint loads into tensors of another dtype than was saved, which keep theirs.",
+    source="torch.distributed.checkpoint.load: 'in-place'; torch.Tensor.copy_",
+)
+@pytest.mark.parametrize("layout", [Replicate(), Shard(0), None], ids=["replicated", "sharded", "plain"])
+@pytest.mark.world(2)
+def test_other_dtypes(world: World, tmp_path: Path, layout: Placement | None) -> None:
+    """Save zeros and ones of each dtype in five rows, and load them into each."""
+
+    def body(rank: Rank) -> None:
+        whole = torch.arange(10).remainder(3).remainder(2).reshape(5, 2)
+
+        def states(value: torch.Tensor) -> dict[str, torch.Tensor]:
+            tensors = {str(dtype): value.to(dtype).to(rank.device) for dtype in DTYPES}
+            if layout is None:
+                return tensors
+            return {name: distribute_tensor(tensor, rank.mesh(), [layout]) for name, tensor in tensors.items()}
+
+        checkpoint.save(states(whole), checkpoint_id=tmp_path)
+        for turn in range(len(DTYPES)):
+            own = states(1 - whole)
+            loaded = dict(zip(own, [*own.values()][turn:] + [*own.values()][:turn], strict=True))
+            given = {name: (tensor, tensor.dtype) for name, tensor in loaded.items()}
+            checkpoint.load(loaded, checkpoint_id=tmp_path)
+            for name, (tensor, dtype) in given.items():
+                found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                assert loaded[name] is tensor, f"{name} into {dtype}"
+                assert tensor.dtype == dtype, f"{name} into {dtype}"
+                assert torch.equal(whole.to(dtype), found.cpu()), f"{name} into {dtype}"
+
+    world.run(body)

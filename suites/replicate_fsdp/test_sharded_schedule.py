@@ -376,7 +376,7 @@ def test_by_hand(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_evaluation(world: World) -> None:
-    """Evaluate twice between two steps, then with the layers kept, as set_reshard_after_forward's page suggests."""
+    """Evaluate alone, twice between steps, then with the layers kept, as set_reshard_after_forward's page suggests."""
 
     def evaluated(rank: Rank, model: Any, log: Log) -> str:
         log.read()
@@ -385,8 +385,12 @@ def test_evaluation(world: World) -> None:
 
     def body(rank: Rank) -> None:
         for mode in torch.no_grad, torch.inference_mode:
-            model, log = made(rank)
             root_kept = "f3 g0 f0 g1 f1 g2 f2"
+            model, log = made(rank)
+            with mode():
+                for turn, events in enumerate((FORWARD, root_kept)):
+                    assert evaluated(rank, model, log) == events, (mode, "only evaluated", turn)
+            model, log = made(rank)
             for started in False, True:
                 if started or mode is torch.no_grad:  # a first forward in inference mode: RFSDP-INF-01
                     with mode():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from fixtures.layers import Hidden
 from harness import Rank, World, assert_on_ranks, requirement
@@ -387,6 +387,58 @@ def test_inference_mode(world: World, when: str) -> None:
 
     right = {"inner.weight": world.size + 1.0, "outer.weight": world.size + 1.0}
     assert_on_ranks([[right] * 2] * world.size, world.run(body))
+
+
+EVALUATED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "root": (("",), {}),
+    "groups": (("0", "1", ""), {}),
+    "kept": (("0", "1", ""), {"reshard_after_forward": False}),
+    "in-low-precision": (("0", ""), {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}),
+    "cast-output": (("1", ""), {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float64)}),
+    "offloaded": (("0", "1", ""), {"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+}
+"""Modules that are sharded, and how."""
+
+
+@requirement(
+    "RFSDP-INF-7152",
+    "A sharded module whose forwards all run in inference mode has one device's outputs, which are inference tensors.",
+    source="torch.distributed.fsdp.fully_shard; torch.inference_mode; pytorch/pytorch#197327",
+)
+@pytest.mark.parametrize("how", EVALUATED)
+@pytest.mark.world(2)
+def test_only_in_inference_mode(world: World, how: str) -> None:
+    """Shard layers of seven and of four rows, evaluate three inputs, and read the parameters, which are the same."""
+    names, options = EVALUATED[how]
+
+    def made() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 4, bias=False))
+        for parameter in model.parameters():
+            values = torch.arange(parameter.numel()).remainder(3).sub(1.0)
+            parameter.data.copy_(values.reshape(parameter.shape))
+        return model
+
+    def body(rank: Rank) -> None:
+        model: Any = made().to(rank.device)
+        for name in names:
+            fully_shard(model.get_submodule(name), mesh=rank.mesh(), **options)
+        before = dict(model.named_parameters())
+        for turn in range(3):
+            given = torch.arange(6.0).reshape(2, 3) + rank.index - turn
+            with torch.inference_mode():
+                found = model(given.to(rank.device))
+            assert found.is_inference(), turn
+            assert torch.equal(made()(given), found.float().cpu()), turn
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for (name, own), plain in zip(model.named_parameters(), made().parameters(), strict=True):
+            assert own is before[name], name
+            assert own.requires_grad, name
+            assert own.grad is None, name
+            assert torch.equal(plain.detach(), own.detach().full_tensor().cpu()), name
+
+    world.run(body)
 
 
 @requirement(

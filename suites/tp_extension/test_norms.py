@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from operator import gt
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from fixtures.operators import close, floats
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import messages
 
 OVER = {
     "the last": (((4, 6, 3), 1),),
@@ -62,6 +64,87 @@ def test_norms(world: World, name: str, over: str) -> None:
                 wrong.append(f"{what}: values")
             if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
                 wrong.append(f"{what}: gradients")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+WHOLE = (Replicate(), Replicate())
+GIVEN: dict[str, tuple[bool, ...]] = {
+    "alone": (True, False, False),
+    "with a weight": (True, True, False),
+    "with a bias": (True, False, True),
+    "with both": (True, True, True),
+}
+"""Whether there is an input, a weight and a bias."""
+BESIDE: tuple[tuple[Placement, ...], ...] = (
+    (Shard(0), Shard(1)),
+    (Shard(1), Shard(0)),
+    (Shard(0), Shard(0)),
+    (Replicate(), Shard(1)),
+    (Shard(0), Replicate()),
+)
+"""Placements over two mesh dimensions that leave the last dimension whole."""
+ALONG: tuple[tuple[Placement, ...], ...] = ((Shard(0), Shard(2)), (Shard(2), Replicate()), (Shard(2), Shard(2)))
+"""Those that do not."""
+
+
+@requirement(
+    "TP-NORM-7150",
+    "Over two mesh dimensions, a norm has one device's gradients, whichever of its input, weight and bias are trained.",
+    source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm; pytorch/pytorch#187373",
+)
+@requirement(
+    "TP-NORM-7151",
+    "A norm over dimensions that are whole on each rank communicates nothing, forward or backward.",
+    source="torch.distributed.tensor.DTensor: issue communications whenever necessary",
+)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("layer_norm", given) for given in GIVEN] + [("rms_norm", given) for given in ("alone", "with a weight")],
+)
+@pytest.mark.world(4)
+def test_frozen(world: World, name: str, given: str) -> None:
+    """Train each choice of what there is, of which the rest is frozen and gets no gradient; shard each dimension."""
+    norm, there = NORMS[name][0], GIVEN[given]
+    choices = [
+        chosen
+        for chosen in itertools.product((True, False), repeat=3)
+        if any(chosen) and not any(map(gt, chosen, there))
+    ]
+    layouts = BESIDE + ALONG if name == "layer_norm" else BESIDE[::2]  # rms_norm along shards: TP-NORM-5045
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        x, gradient = (floats(4, 6, 3, start=start).to(rank.device) for start in (0, 2))
+        whole = [x, *((floats(3) + i).to(rank.device) if there[i] else None for i in (1, 2))]
+        for layout, trained in zip(layouts, itertools.cycle(choices), strict=False):
+            what = f"{layout}, trained: {trained}"
+            plain: list[Any] = [
+                y if y is None else y.clone().requires_grad_(one) for y, one in zip(whole, trained, strict=True)
+            ]
+            own: list[Any] = [
+                y if y is None else distribute_tensor(y, mesh, placements).requires_grad_(one)
+                for y, placements, one in zip(whole, (layout, WHOLE, WHOLE), trained, strict=True)
+            ]
+            arriving, at = distribute_tensor(gradient, mesh, layout), messages.launched()
+            expected = norm(plain[0], (3,), *plain[1 : 1 + max(NORMS[name][1])])
+            expected.backward(gradient)
+            try:
+                found = norm(own[0], (3,), *own[1 : 1 + max(NORMS[name][1])])
+                found.backward(arriving)
+            except (RuntimeError, NotImplementedError) as error:
+                wrong.append(f"{what}: {str(error).splitlines()[0]:.100}")
+                continue
+            if layout in BESIDE and messages.launched() != at:
+                wrong.append(f"{what}: {messages.launched() - at} collectives")
+            if not close(expected.detach(), found.full_tensor().detach()):
+                wrong.append(f"{what}: values")
+            for i, (y, of) in enumerate(zip(plain, own, strict=True)):
+                if trained[i] and not (of.grad is not None and close(y.grad, of.grad.full_tensor())):
+                    wrong.append(f"{what}: gradient {i}")
+                if not trained[i] and of is not None and of.grad is not None:
+                    wrong.append(f"{what}: a gradient {i} of what is frozen")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
