@@ -10,7 +10,7 @@ from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case, inputs, outputs
 from harness.stacks.collectives import assert_right, coalescing_manager, functional
-from suites.collectives.cases import DTYPES, FUNCTIONAL, every_collective, shaped, swept
+from suites.collectives.cases import COALESCED, DTYPES, FUNCTIONAL, every_collective, repeated, shaped, swept
 
 MIXED: list[list[tuple[torch.dtype, tuple[int, ...]]]] = [
     [(torch.float32, (count,)) for count in (1, 4, 33)],
@@ -180,6 +180,28 @@ def test_functional(world: World, collective: str, thorough: bool) -> None:
     base = Case(collective, form="functional")
     dtypes = [dtype for dtype in DTYPES if not (dtype.is_complex and collective == "all_to_all_single")]
     assert_right(world, [*swept(base, dtypes, thorough), *shaped(base, [(1,), (3, 5), (2, 3, 4)])])
+
+
+OF_LARGE = [
+    *(("functional", name) for name in FUNCTIONAL),
+    *(("async", name) for name in FUNCTIONAL),
+    *(("coalesced", name) for name in COALESCED),
+]
+"""Forms of calls, and the collectives that have them."""
+
+
+@requirement(
+    "COLL-FORM-7202",
+    "Each form of a collective is correct for large tensors, in every call.",
+    source="torch.distributed: async_op; torch.distributed._functional_collectives: its functions",
+)
+@pytest.mark.parametrize(("form", "collective"), OF_LARGE)
+@pytest.mark.world(2)
+def test_large(world: World, form: str, collective: str, thorough: bool) -> None:
+    """Call with about 1 and 4 MiB for each rank, and with exactly 4 MiB, in rows as well."""
+    base = Case(collective, form=form)
+    exact = [(1 << 20,), (1 << 10, 1 << 10)]
+    assert_right(world, [*repeated(base, thorough), *shaped(base, exact)])
 
 
 @requirement(
