@@ -316,6 +316,32 @@ def test_launched(world: World) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-COLL-06",
+    "Compiled code launches the same collectives as uncompiled code, in the same order, even if a result is not used.",
+    source="torch.compile; torch/distributed/_functional_collectives.py",
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["evaluated", "trained"])
+@pytest.mark.world(2)
+def test_equal(world: World, trained: bool) -> None:
+    """Call an all-reduce of the same tensor twice, with or without a weight that is trained."""
+
+    def body(rank: Rank) -> None:
+        def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            one, other = (functional.all_reduce(x, "sum", dist.group.WORLD) for _ in range(2))
+            return (one + other * 2) * w
+
+        function, _ = dynamo.compiled(step)
+        x = torch.full((3,), 1.0 + rank.index, device=rank.device)
+        before = launched()
+        result = function(x, torch.ones(3, device=rank.device, requires_grad=trained))
+        assert_same(torch.full((3,), 9.0), result.detach(), "sum")
+        counts = since(before)
+        assert counts == {(0, 1): 2}, f"all-reduces of {'a trained' if trained else 'an evaluated'} step: {counts}"
+
+    world.run(body)
+
+
 def _gathered(x: torch.Tensor) -> torch.Tensor:
     return functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
 
