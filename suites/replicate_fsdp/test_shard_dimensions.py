@@ -369,7 +369,7 @@ def test_unused(world: World) -> None:
 )
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
-@pytest.mark.world(2)
+@pytest.mark.world(1, 2)
 def test_inference(world: World, dimension: int, when: str) -> None:
     """Call a layer whose weight's rows or columns are sharded in inference mode, as the first call or after a step."""
 
