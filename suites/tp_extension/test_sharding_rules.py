@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from fixtures.placements import MORE_OPERATORS
 from fixtures.tensors import numbers
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages
 from harness.stacks.tp_extension import ExplicitRedistributionContext
 
@@ -118,6 +120,52 @@ def test_registered_anew(world: World, name: str) -> None:
             assert_same(call(whole, 0), found.to_local() + 0, f"{name} of {layout}")
 
     world.run(body)
+
+
+TYPES: dict[str, tuple[str, Callable[[int], Any]]] = {
+    "number": ("int", int),
+    "numbers": ("int[]", lambda dim: [dim]),
+    "truth": ("bool", bool),
+    "float": ("float", float),
+    "text": ("str", str),
+}
+"""Types of an argument that names a dimension, and how it does that."""
+
+
+@requirement(
+    "TP-RULE-7351",
+    "An operator with a function of register_sharding has the plain result for each value of an argument, "
+    "be it a number, list, truth or text.",
+    source="torch.distributed.tensor.experimental.register_sharding: takes the same inputs as the original op",
+)
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.world(2)
+def test_registered_by_argument(world: World, kind: str) -> None:
+    """Flip one dimension and then the other one, each twice; offer shards of the dimension that is not flipped."""
+    declared, value = TYPES[kind]
+
+    def dim_of(at: Any) -> int:
+        return int(at[0] if isinstance(at, (list, tuple)) else at)
+
+    def body(rank: Rank) -> list[str]:
+        library = torch.library.Library("concord_rules", "FRAGMENT")
+        library.define(f"flip_{kind}(Tensor x, {declared} at) -> Tensor")
+        library.impl(f"flip_{kind}", lambda x, at: x.flip(dim_of(at)), "CompositeExplicitAutograd")
+        flip: Any = getattr(torch.ops.concord_rules, f"flip_{kind}")
+
+        @register_sharding(flip.default)
+        def other(x: Any, at: Any) -> list[Any]:
+            kept = Shard(1 - dim_of(at))
+            return [([WHOLE], [WHOLE, None]), ([kept], [kept, None])]
+
+        whole, wrong = numbers(4, 6).to(rank.device), []
+        for layout, dim in itertools.product((COLUMNS, ROWS), (0, 1, 0, 1)):
+            found = flip(placed(whole, rank, layout), value(dim))
+            if not torch.equal(whole.flip(dim), found.full_tensor()):
+                wrong.append(f"{value(dim)} of {layout}: {found.placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(
