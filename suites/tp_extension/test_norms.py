@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from fixtures.operators import close, floats
@@ -15,6 +15,8 @@ from harness import Rank, World, assert_on_ranks, requirement
 
 OVER = {
     "the last": (((4, 6, 3), 1),),
+    "the last of heads": (((2, 5, 4, 3), 1), ((2, 3, 4, 2, 3), 1)),
+    "the last two of heads": (((2, 2, 4, 3, 5), 2),),
     "the last two": (((4, 6, 3), 2), ((4, 3, 6), 2)),
     "all": (((4, 6, 3), 3),),
 }
@@ -37,11 +39,11 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 def test_norms(world: World, name: str, over: str) -> None:
     """Shard each dimension, or none; with weights, and without."""
     norm, counts = NORMS[name]
-    placements: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(2), Replicate())
 
     def body(rank: Rank) -> list[str]:
         wrong = []
-        for (whole, dimensions), weights, placement in itertools.product(OVER[over], counts, placements):
+        ways = [(whole, n, p) for whole, n in OVER[over] for p in (*map(Shard, range(len(whole))), Replicate())]
+        for (whole, dimensions, placement), weights in itertools.product(ways, counts):
             shape = whole[-dimensions:]
             plain = [floats(*whole), *(floats(*shape) + i for i in range(weights))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
