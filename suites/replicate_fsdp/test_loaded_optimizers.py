@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +27,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5),
 }
 """Optimizers with states of tensors that are sharded, and of scalars."""
-STEPS = (0, 3)
-"""Steps of an optimizer that loads; the one that was saved has taken two."""
+STEPS = {"Adam": (0, 3)}
+"""Steps of an optimizer that loads, if not three alone; the one that was saved has taken two."""
 BUFFER = "momentum_buffer"
 OFFLOADED = {"cpu_offload": True}
 WAYS = {
@@ -67,7 +66,7 @@ def test_other_steps(world: World, how: str) -> None:
 
     def body(rank: Rank) -> None:
         saving, loading = (StateDictOptions(**options) for options in WAYS[how])
-        for name, steps in itertools.product(OPTIMIZERS, STEPS):
+        for name, steps in ((each, steps) for each in OPTIMIZERS for steps in STEPS.get(each, (3,))):
             make = OPTIMIZERS[name]
             model, saved = stepped(rank, make, 2)
             state = copied(get_optimizer_state_dict(model, saved, options=saving))
