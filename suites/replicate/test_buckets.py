@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import weakref
 from collections import Counter
@@ -279,6 +280,59 @@ def test_large_buckets(world: World) -> None:
                     model(torch.ones(1, 256, device=rank.device)).sum().backward()
                     found = of(sent(before), "all_reduce")
                 assert found == [256 * 256 * count for count in counts], (name, make)
+
+    world.run(body)
+
+
+class Sizes(nn.Module):
+    """Vectors, whose elements have the gradients of the input's sum, each vector those of a factor of its own."""
+
+    def __init__(self, sizes: list[int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList(torch.ones(size, dtype=dtype) for size in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map a number to a number, with the first vectors used last."""
+        parts = [vector.sum() * (i + 1) for i, vector in reversed(list(enumerate(self.vectors)))]
+        return torch.stack(parts).sum() * x.to(parts[0].dtype)
+
+
+FILLED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "views": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True},
+    "find": {"find_unused_parameters": True},
+}
+CAPS = {"64 bytes": 64, "4 KiB": 2**12, "1 MiB": 2**20}
+"""Sizes of buckets, of which the last is that of the first bucket, too, if no size is given."""
+
+
+@requirement(
+    "DDP-BUCKET-7000",
+    "Gradients are averages whatever size a parameter has beside that of a bucket: less, the same or more.",
+    source=f"{SOURCE}: bucket_cap_mb, gradient_as_bucket_view, static_graph, find_unused_parameters",
+)
+@pytest.mark.parametrize("cap", CAPS)
+@pytest.mark.world(2)
+def test_filled_buckets(world: World, cap: str) -> None:
+    """Parameters of a bucket's size, an element less or more, half or twice as many, and all, in three steps."""
+    limit = CAPS[cap]
+
+    def body(rank: Rank) -> None:
+        dtypes = (torch.float32, torch.float64, torch.bfloat16) if limit < 2**20 else (torch.float32,)
+        for (name, options), dtype in itertools.product(FILLED.items(), dtypes):
+            fit = limit // dtype.itemsize
+            for sizes in ([fit, fit // 2, fit // 2, fit + 1], [fit - 1, fit, 2 * fit, 1]):
+                module = Sizes(sizes, dtype).to(rank.device)
+                model = DistributedDataParallel(module, bucket_cap_mb=limit / 2**20, **options)
+                for number in range(3):
+                    model(torch.tensor(1.0 + rank.index + number, device=rank.device)).backward()
+                    for i, vector in enumerate(module.vectors):
+                        assert vector.grad is not None
+                        wrong = vector.grad != (i + 1) * ((rank.size + 1) / 2 + number)
+                        what = f"{name}, {dtype}, {sizes}, step {number}: parameter {i}"
+                        assert not wrong.any(), f"{what}: {vector.grad[wrong][0].item()}"
+                    model.zero_grad()
 
     world.run(body)
 

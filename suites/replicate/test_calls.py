@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -220,6 +221,56 @@ def test_no_sync(world: World) -> None:
 
     own = [1.0 + rank for rank in range(2)]
     assert_on_ranks([[x, 1.5, 1.5, x, x, x, 1.5, x, 1.5] for x in own], world.run(body))
+
+
+@requirement(
+    "DDP-SYNC-7001",
+    "no_sync holds for its own model alone, whether others run beside it, around it or on its output.",
+    source="torch.nn.parallel.DistributedDataParallel: no_sync",
+)
+@pytest.mark.parametrize("how", ["beside", "chained", "around"])
+@pytest.mark.world(2)
+def test_no_sync_of_one_model(world: World, how: str) -> None:
+    """None, one, both in either order, none: of models beside each other, one after the other, or one in the other."""
+
+    class Around(nn.Module):
+        """A layer that adds the output of other modules, which are no part of it."""
+
+        def __init__(self, *others: nn.Module) -> None:
+            super().__init__()
+            self.layer, self.others = layer(), others
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Map float[1, 2] to float[1, 2]."""
+            y: torch.Tensor = torch.stack([self.layer(x), *(other(x) for other in self.others)]).sum(0)
+            return y
+
+    def body(rank: Rank) -> list[list[float]]:
+        first = DistributedDataParallel(Around().to(rank.device))
+        second = DistributedDataParallel(Around(*[first] * (how == "around")).to(rank.device))
+        models = (first, second)
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+        found = []
+        for without in ((), (0,), (1,), (0, 1), (1, 0), ()):
+            with contextlib.ExitStack() as stack:
+                for number in without:
+                    stack.enter_context(models[number].no_sync())
+                if how == "beside":
+                    for model in models:
+                        model(x).sum().backward()
+                else:
+                    (second(first(x)) if how == "chained" else second(x)).sum().backward()
+            found.append([float(model.module.layer.weight.grad[0, 0]) for model in models])
+            for model in models:
+                model.zero_grad()
+        return found
+
+    outer = 2 if how == "chained" else 1  # what the second layer makes of a gradient, and the first one of an input
+    for rank, found in enumerate(world.run(body)):
+        own = [outer * (1.0 + rank)] * 2
+        mean = [outer * 1.5] * 2
+        mixed = [[own[0], mean[1]], [mean[0], own[1]]]
+        assert found == [mean, *mixed, own, own, mean], f"rank {rank}"
 
 
 @requirement(

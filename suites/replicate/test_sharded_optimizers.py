@@ -206,6 +206,46 @@ def test_loaded_states_stay(world: World, group: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
+    "ascending": sorted,
+    "descending": lambda numbers: sorted(numbers, reverse=True),
+    "the first at last": lambda numbers: sorted(numbers)[1:] + sorted(numbers)[:1],
+    "the last alone": lambda numbers: sorted(numbers)[-1:],
+    "two of them": lambda numbers: [numbers[2], numbers[0]],
+}
+"""Which states of numbered parameters a state dict has, in order."""
+
+
+@requirement(
+    "DDP-ZERO-7002",
+    "A ZeroRedundancyOptimizer gives each parameter the state that is loaded for its number, in whatever order states "
+    "are.",
+    source=f"{SOURCE}: load_state_dict; torch.optim.Optimizer.load_state_dict",
+)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.world(2)
+def test_order_of_states(world: World, order: str) -> None:
+    """Load what either optimizer saved, with the states of all parameters or of some, into both, and take steps."""
+
+    def body(rank: Rank) -> None:
+        for kind, backwards in itertools.product(OPTIMIZERS, (False, True)):
+            pair = Pair(rank, kind, None, backwards=backwards)
+            for number in range(2):
+                pair.step(number)
+            pair.zero.consolidate_state_dict(to=0)
+            shared: list[Any] = [pair.zero.state_dict() if rank.index == 0 else None]
+            dist.broadcast_object_list(shared, 0)
+            for state in (pair.plain.state_dict(), *shared):
+                chosen = {number: state["state"][number] for number in ORDERS[order](list(state["state"]))}
+                other = Pair(rank, kind, None, backwards=backwards)
+                for _, optimizer in other.both:
+                    optimizer.load_state_dict(copy.deepcopy({**state, "state": chosen}))
+                for number in range(2, 4):
+                    other.step(number)
+
+    world.run(body)
+
+
 @requirement(
     "DDP-ZERO-7302",
     "States that a ZeroRedundancyOptimizer has consolidated or loaded do not change in a step after it.",

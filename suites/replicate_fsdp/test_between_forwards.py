@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.limit import runs_with
@@ -111,6 +114,95 @@ def test_prefetched(world: World, prefetch: bool) -> None:
             return float(model(x, True))
 
     assert_on_ranks([4.0, 4.0], world.run(body))
+
+
+def set_state(model: Any, values: dict[str, torch.Tensor]) -> None:
+    """Set whole values of the parameters by a full state."""
+    set_model_state_dict(model, values, options=StateDictOptions(full_state_dict=True))
+
+
+def set_own(model: Any, values: dict[str, torch.Tensor]) -> None:
+    """Load the state dict of sharded values."""
+    own = dict(model.named_parameters())
+    model.load_state_dict({name: distribute(own[name], value) for name, value in values.items()})
+
+
+def assign(model: Any, values: dict[str, torch.Tensor]) -> None:
+    """Load the state dict of sharded values, which become the parameters."""
+    own = dict(model.named_parameters())
+    model.load_state_dict({name: distribute(own[name], value) for name, value in values.items()}, assign=True)
+
+
+def copy(model: Any, values: dict[str, torch.Tensor]) -> None:
+    """Copy values into the shards."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(distribute(parameter, values[name]))
+
+
+def step(model: Any, values: dict[str, torch.Tensor]) -> None:
+    """Step to the values with gradients that no backward made."""
+    for name, parameter in model.named_parameters():
+        parameter.grad = parameter.detach() - distribute(parameter, values[name])
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    model.zero_grad()
+
+
+def distribute(parameter: Any, value: torch.Tensor) -> Any:
+    """Shard a value as a parameter is."""
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+PARTS = ("first", "second")
+CHANGES: dict[str, Callable[[Any, dict[str, torch.Tensor]], None]] = {
+    "full state": set_state,
+    "own state": set_own,
+    "assigned state": assign,
+    "in place": copy,
+    "step": step,
+}
+POLICIES = {
+    "plain": MixedPrecisionPolicy(),
+    "narrow": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+    "wide": MixedPrecisionPolicy(param_dtype=torch.float64),
+    "reduced": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    "reduced alone": MixedPrecisionPolicy(reduce_dtype=torch.float64),
+}
+
+
+@requirement(
+    "RFSDP-KEPT-7006",
+    "A forward computes with the values that parameters have got since the last one, whatever its dtype is.",
+    source="torch.distributed.fsdp.fully_shard; MixedPrecisionPolicy: param_dtype; "
+    "torch.distributed.checkpoint.state_dict: set_model_state_dict",
+)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.world(2)
+def test_changed_values(world: World, change: str) -> None:
+    """Evaluate or train between changes, with layers that are resharded after a forward or by hand."""
+
+    def body(rank: Rank) -> None:
+        for (name, policy), reshards in zip(POLICIES.items(), itertools.cycle((True, False)), strict=False):
+            model: Any = Both().to(rank.device)
+            for module in (model.first, model.second, model):
+                fully_shard(module, mesh=rank.mesh(), mp_policy=policy, reshard_after_forward=reshards)
+            x = torch.ones(1, 1, device=rank.device)
+            found, right = [], []
+            for turn, trained in enumerate((False, False, True, True, False, False)):
+                for module in (model.first, model.second, model):
+                    module.reshard()
+                values = {f"{part}.weight": torch.full((1, 1), 2.0 + turn + i) for i, part in enumerate(PARTS)}
+                CHANGES[change](model, {key: value.to(rank.device) for key, value in values.items()})
+                with torch.set_grad_enabled(trained):
+                    output = model(x, True)
+                found.append(float(output))
+                right.append((2.0 + turn) * (3.0 + turn))
+                if trained and turn == 2:  # the other one is left without a backward
+                    output.sum().backward()
+                    model.zero_grad()
+            assert found == right, f"{name}, {reshards=}: {found}"
+
+    world.run(body)
 
 
 class Complex(nn.Module):

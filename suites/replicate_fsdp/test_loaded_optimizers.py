@@ -29,6 +29,16 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 """Optimizers with states of tensors that are sharded, and of scalars."""
 STEPS = {"Adam": (0, 3)}
 """Steps of an optimizer that loads, if not three alone; the one that was saved has taken two."""
+BUFFER = "momentum_buffer"
+OFFLOADED = {"cpu_offload": True}
+WAYS = {
+    **SAVED,
+    "offloaded": (OFFLOADED, OFFLOADED),
+    "offloaded-then-not": (OFFLOADED, {}),
+    "flat-and-offloaded": (SAVED["flat"][0] | OFFLOADED, SAVED["flat"][1] | OFFLOADED),
+    "from-rank-0-and-offloaded": (SAVED["full-from-rank-0"][0], SAVED["full-from-rank-0"][1] | OFFLOADED),
+}
+"""Options of saving and of loading."""
 
 
 def stepped(rank: Rank, make: Callable[[Any], torch.optim.Optimizer], steps: int) -> tuple[Any, torch.optim.Optimizer]:
@@ -49,13 +59,13 @@ def stepped(rank: Rank, make: Callable[[Any], torch.optim.Optimizer], steps: int
     source="torch.distributed.checkpoint.state_dict: set_optimizer_state_dict, StateDictOptions.full_state_dict, "
     "broadcast_from_rank0, flatten_optimizer_state_dict",
 )
-@pytest.mark.parametrize("how", SAVED)
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.world(2)
 def test_other_steps(world: World, how: str) -> None:
     """Load states after two steps into optimizers that have taken another number of them."""
 
     def body(rank: Rank) -> None:
-        saving, loading = (StateDictOptions(**options) for options in SAVED[how])
+        saving, loading = (StateDictOptions(**options) for options in WAYS[how])
         for name, steps in ((each, steps) for each in OPTIMIZERS for steps in STEPS.get(each, (3,))):
             make = OPTIMIZERS[name]
             model, saved = stepped(rank, make, 2)
@@ -64,5 +74,47 @@ def test_other_steps(world: World, how: str) -> None:
             set_optimizer_state_dict(other, loaded, state, options=loading)
             right, found = (whole(each.state_dict()) for each in (saved, loaded))
             assert_equal(right["state"], found["state"], f"{name} after {steps} steps")
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-DICT-7005",
+    "Each call of get_optimizer_state_dict returns the settings and states that the optimizer has at that time.",
+    source="torch.distributed.checkpoint.state_dict: get_optimizer_state_dict; torch.optim.Optimizer: param_groups",
+)
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.world(2)
+def test_changed_settings(world: World, how: str) -> None:
+    """Change rates by a schedule, another number by hand and a group's members, with a step or none between calls."""
+
+    def body(rank: Rank) -> None:
+        options = StateDictOptions(**WAYS[how][0])
+        model: Any = fully_shard(nn.Linear(2, 3).to(rank.device), mesh=rank.mesh())
+        sgd = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(model.parameters(), (4.0, 8.0), strict=True)])
+        schedule = torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)
+        for turn in range(6):
+            for group in sgd.param_groups:
+                group["momentum"] = turn / 8
+                if turn == 3:
+                    group["nesterov"], group["added"] = True, 2.0
+            if turn % 3:
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, 1.0 + turn)
+                sgd.step()
+                schedule.step()
+            states = [whole(sgd.state[group["params"][0]]) for group in sgd.param_groups]
+            found: Any = get_optimizer_state_dict(model, sgd, options=options)
+            if not found:
+                continue  # a rank that gets none of a full state that is offloaded
+            flat = "flatten_optimizer_state_dict" in WAYS[how][0]
+            for number, (name, state) in enumerate(zip(("weight", "bias"), states, strict=True)):
+                for key, right in sgd.param_groups[number].items():
+                    if key != "params":
+                        kept = found[f"param_groups.{name}.{key}"] if flat else found["param_groups"][number][key]
+                        assert kept == right, f"turn {turn}: {key} of {name} is {kept} and not {right}"
+                if state:
+                    own = found[f"state.{name}.{BUFFER}"] if flat else found["state"][name][BUFFER]
+                    assert torch.equal(state[BUFFER], whole(own)), f"turn {turn}: {name}"
 
     world.run(body)

@@ -1,4 +1,4 @@
-"""Norms of DTensors over one dimension and over several, whichever is sharded."""
+"""Norms of DTensors over one dimension and over several, whichever is sharded, and other operators with weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from operator import gt
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from fixtures.operators import close, floats
 from harness import Rank, World, assert_on_ranks, requirement
+<<<<<<< HEAD
 from harness.stacks import messages
+=======
+from harness.stacks.limit import runs_with
+>>>>>>> jb
 
 OVER = {
     "the last": (((4, 6, 3), 1),),
+    "the last of heads": (((2, 5, 4, 3), 1), ((2, 3, 4, 2, 3), 1)),
+    "the last two of heads": (((2, 2, 4, 3, 5), 2),),
     "the last two": (((4, 6, 3), 2), ((4, 3, 6), 2)),
     "all": (((4, 6, 3), 3),),
 }
@@ -39,11 +46,11 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 def test_norms(world: World, name: str, over: str) -> None:
     """Shard each dimension, or none; with weights, and without."""
     norm, counts = NORMS[name]
-    placements: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(2), Replicate())
 
     def body(rank: Rank) -> list[str]:
         wrong = []
-        for (whole, dimensions), weights, placement in itertools.product(OVER[over], counts, placements):
+        ways = [(whole, n, p) for whole, n in OVER[over] for p in (*map(Shard, range(len(whole))), Replicate())]
+        for (whole, dimensions, placement), weights in itertools.product(ways, counts):
             shape = whole[-dimensions:]
             plain = [floats(*whole), *(floats(*shape) + i for i in range(weights))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
@@ -69,6 +76,7 @@ def test_norms(world: World, name: str, over: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+<<<<<<< HEAD
 WHOLE = (Replicate(), Replicate())
 GIVEN: dict[str, tuple[bool, ...]] = {
     "alone": (True, False, False),
@@ -145,6 +153,57 @@ def test_frozen(world: World, name: str, given: str) -> None:
                     wrong.append(f"{what}: gradient {i}")
                 if not trained[i] and of is not None and of.grad is not None:
                     wrong.append(f"{what}: a gradient {i} of what is frozen")
+=======
+WEIGHTED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "layer_norm": (lambda x, weight, bias: functional.layer_norm(x, (6,), weight, bias), ((6,), (6,))),
+    "rms_norm": (lambda x, weight: functional.rms_norm(x, (6,), weight), ((6,),)),
+    "linear": (functional.linear, ((3, 6), (3,))),
+    "matmul": (torch.matmul, ((6, 3),)),
+    "sum": (torch.add, ((6,),)),
+    "product": (torch.mul, ((6,),)),
+}
+"""Operators, and the shapes of the weights that they take after an input whose last dimension is six."""
+PRODUCTS = ("linear", "matmul")
+INNER = pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: 2.11 refuses products of inputs sharded inside")
+ALONG: dict[int, list[tuple[tuple[int, ...], tuple[Placement, ...]]]] = {
+    1: [(shape, (Shard(dim),)) for shape in ((4, 6), (2, 4, 6), (2, 2, 4, 6)) for dim in range(len(shape) - 1)],
+    2: [((2, 2, 4, 6), over) for over in ((Shard(1), Shard(2)), (Replicate(), Shard(2)))],
+}
+"""Shapes of inputs and their placements on meshes of one dimension and of two."""
+
+
+@requirement(
+    "TP-WEIGHT-7007",
+    "Weights that all parts of an input share have one device's gradients, whichever dimensions of the input are "
+    "sharded.",
+    source="torch.distributed.tensor.DTensor; torch.nn.functional: layer_norm, rms_norm, linear; torch: matmul, add",
+)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=INNER if name in PRODUCTS else ()) for name in WEIGHTED])
+@pytest.mark.world(2, 4)
+def test_weights(world: World, name: str) -> None:
+    """Shard each dimension before the last of inputs of two to four dimensions; with four ranks, two of them."""
+    function, shapes = WEIGHTED[name]
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        mesh = rank.mesh() if rank.size == 2 else rank.mesh(2, 2, names=("first", "second"))
+        for whole, placements in ALONG[mesh.ndim]:
+            plain = [floats(*whole), *(floats(*shape, start=i) for i, shape in enumerate(shapes))]
+            plain = [x.to(rank.device).requires_grad_() for x in plain]
+            whole_placements = [Replicate()] * mesh.ndim
+            own: list[Any] = [
+                distribute_tensor(x.detach(), mesh, whole_placements if i else placements).requires_grad_()
+                for i, x in enumerate(plain)
+            ]
+            expected, found = function(*plain), function(*own)
+            expected.square().sum().backward()
+            found.square().sum().backward()
+            what = f"{placements} of {whole}"
+            if not close(expected, found.full_tensor()):
+                wrong.append(f"{what}: values")
+            if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
+                wrong.append(f"{what}: gradients")
+>>>>>>> jb
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

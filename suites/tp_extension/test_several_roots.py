@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from fixtures.wrapped import STRATEGIES, Weight, inputs, nested, wrapped
+from fixtures.wrapped import STRATEGIES, Weight, inputs, nested, own, wrapped
 from harness import Rank, World, requirement
 
 SOURCE = "torch.distributed.fsdp.FullyShardedDataParallel"
@@ -189,5 +190,39 @@ def test_passed_on(world: World) -> None:
             again = 5 if strategy == STRATEGIES[2] else 2  # a whole gradient has what was reduced before
             right = sorted([3 * 3 * x, 3 * 5 * x, again * 3 * x, again * 5 * x])
             assert sorted(calls) == right, f"{what}: {calls}"
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SYNC-7008",
+    "no_sync of an FSDP module holds for the modules inside, and not for others, whose gradients are reduced.",
+    source=f"{SOURCE}.no_sync: 'Disable gradient synchronizations across FSDP instances'",
+)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+@pytest.mark.world(2)
+def test_no_sync_of_one_root(world: World, strategy: ShardingStrategy) -> None:
+    """None, one, both in either order, and none again: of models apart, or in one backward."""
+
+    def body(rank: Rank) -> None:
+        for original, chained in itertools.product((True, False), (False, True)):
+            models = [nested(rank, sharding_strategy=strategy, use_orig_params=original) for _ in range(2)]
+            for without in ((), (0,), (1,), (0, 1), (1, 0), ()):
+                with contextlib.ExitStack() as stack:
+                    for number in without:
+                        stack.enter_context(models[number].no_sync())
+                    outputs = [model(inputs(rank)) for model in models]
+                    for loss in [sum(outputs)] if chained else outputs:
+                        loss.sum().backward()
+                what = f"{original=}, {chained=}, without {without}"
+                for number, model in enumerate(models):
+                    factor = 1.0 + rank.index if number in without else 1.5
+                    assert own(model) == {3.0 * factor, 5.0 * factor}, f"{what}: {number}: {own(model)}"
+                for number in without:  # what has accumulated is reduced with the next gradients
+                    models[number](inputs(rank)).sum().backward()
+                    found = own(models[number])
+                    assert found == {3.0 * 3, 5.0 * 3}, f"{what}: {number} with the next: {found}"
+                for model in models:
+                    model.zero_grad()
 
     world.run(body)

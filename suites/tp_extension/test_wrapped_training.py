@@ -194,6 +194,86 @@ def test_frozen(world: World) -> None:
     world.run(body)
 
 
+class Block(nn.Module):
+    """A weight, and perhaps a block inside, which takes what this one makes."""
+
+    def __init__(self, name: str, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(dyadic(2, 2, key=name, dtype=torch.float32))
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float[rows, 2] to float[rows, 2]."""
+        x = x @ self.weight
+        return x if self.inner is None else self.inner(x) + x
+
+
+class Nested(nn.Module):
+    """A trunk of three blocks inside each other, and a head; the input has a gradient or none."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.trunk = Block("trunk", Block("middle", Block("inner")))
+        self.head, self.asks = Block("head"), asks
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        """Map float[rows, 2] to float[rows, 2]."""
+        result: torch.Tensor = self.head(self.trunk(x.requires_grad_(self.asks)))
+        return result
+
+
+FROZEN: dict[str, tuple[bool, ...]] = {
+    "inner": (False, False, True, False),
+    "middle": (False, True, False, False),
+    "middle and inner": (False, True, True, False),
+    "trunk": (True, False, False, False),
+    "trunk and inner": (True, False, True, False),
+    "all of the trunk": (True, True, True, False),
+    "all but inner": (True, True, False, True),
+    "head": (False, False, False, True),
+}
+"""Whether each block is frozen, from the outside to the inside, and the head at last."""
+
+
+@requirement(
+    "TP-FROZEN-7004",
+    "FSDP modules inside each other train as on one device, whichever are frozen, from the start or between steps.",
+    source=f"{SOURCE}; test_fsdp_fine_tune.py: test_parity_with_ddp, test_backward_reshard_hooks",
+)
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.world(2)
+def test_frozen_inside(world: World, frozen: str) -> None:
+    """Freeze blocks always, in the first step alone, or from the second on; inputs require gradients or not."""
+
+    def body(rank: Rank) -> None:
+        ways = [*itertools.product(STRATEGIES, ("always", "at first", "later"), (True, False))]
+        number = list(FROZEN).index(frozen)
+        for index, (strategy, when, asks) in list(enumerate(ways))[number % 3 :: 3]:
+            original = index % 4 < 2 and strategy != STRATEGIES[2]  # whose frozen parameters lose their names
+
+            def freeze(model: Any, on: bool) -> None:
+                for block, chosen in zip(
+                    [m for m in model.modules() if isinstance(m, Block)], FROZEN[frozen], strict=True
+                ):
+                    for parameter in block.parameters(recurse=False):
+                        parameter.requires_grad_(not (on and chosen))
+
+            def made(asks: bool = asks, on: bool = when != "later") -> nn.Module:
+                model = Nested(asks)
+                freeze(model, on)
+                return model
+
+            def prepare(model: Any, step: int, when: str = when) -> None:
+                if step == 1 and when != "always":
+                    freeze(model, when == "later")
+
+            options = {"sharding_strategy": strategy, "use_orig_params": original}
+            what = f"{strategy}, {original=}, {when}, {asks=}"
+            as_alone(rank, made, prepare, what, auto_wrap_policy=ModuleWrapPolicy({Block}), **options)
+
+    world.run(body)
+
+
 class Apart(nn.Module):
     """A frozen weight of four elements, times the first of two inputs."""
 
