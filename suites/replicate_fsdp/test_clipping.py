@@ -45,7 +45,6 @@ STACKS = {"sharded": sharded, "replicated": replicated}
 )
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2, 4)
-@pytest.mark.each_choice
 def test_clipping(world: World, stack: str) -> None:
     """Use norms of finite and infinite order, bounds below and above them, and loops or foreach functions."""
     distribute = STACKS[stack]
