@@ -250,8 +250,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "TP-FREE-7102",
     "A layer whose parameters are replicated leaves its batch sharded, without communication, as it does with its "
     "gradient.",
-    source="torch.distributed.tensor: distribute_module: 'If not specified, by default we replicate all module "
-    "parameters'; DTensor: issue communications whenever necessary",
+    source="torch.distributed.tensor: distribute_module; DTensor: issue communications whenever necessary",
 )
 @pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
 @pytest.mark.world(4)

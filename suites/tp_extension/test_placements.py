@@ -157,6 +157,7 @@ WHOLES = (
     ((2, 5, 4), torch.float64),
     ((2, 4, 3, 60), torch.float32),
 )
+"""Sizes and dtypes of tensors of one to four dimensions, which ranks divide or not."""
 
 
 @requirement(
@@ -192,6 +193,7 @@ def test_dimensions_of_tensors(world: World, shape: tuple[int, ...]) -> None:
 
 
 def same(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, size and elements."""
     return found.dtype == right.dtype and torch.equal(found.cpu(), right)
 
 
