@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
-from harness.oracles.collectives import COLLECTIVES, IN_PLACE, Case, inputs, outputs
-from harness.stacks.collectives import coalescing_manager, functional, issue
+from harness.oracles.collectives import COLLECTIVES, IN_PLACE, REDUCING, Case, inputs, outputs
+from harness.stacks.collectives import coalescing_manager, functional, issue, issue_in
 
 
 @requirement(
@@ -105,6 +105,44 @@ def test_own_slot(rank: Rank) -> None:
         dist.all_gather(results, results[rank.index])
         for sender, (right, out) in enumerate(zip(expected, results, strict=True)):
             assert_same(right, out, f"from rank {sender}, call {call}")
+
+
+@requirement(
+    "COLL-BUFFER-7100",
+    "A collective that is called again with the same tensors gives the result of what they hold then.",
+    source="torch.distributed: its collectives",
+)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.world(3)
+def test_same_tensors_again(world: World, collective: str) -> None:
+    """Call with the same numbers twice and with others, blocking or not; in between, the results are overwritten."""
+
+    def body(rank: Rank) -> None:
+        for shape, asynchronous in itertools.product(((5,), (700, 2)), (False, True)):
+            case = Case(collective, shape=shape)
+            given = moved(inputs(case, rank.size, rank.index), rank.device)
+            results = given
+            if collective not in IN_PLACE:
+                rights = outputs(case, rank.size, rank.index)
+                results = [torch.empty_like(right, device=rank.device) for right in rights]
+            options = {"op": dist.ReduceOp.SUM} if collective in REDUCING else {}
+            call = issue_in(case, given, results, {"async_op": asynchronous, **options}, range(rank.size))
+            for number, data in enumerate((0, 0, 1, 1)):
+                for tensor in results:
+                    tensor.fill_(-1)
+                sent = inputs(case, rank.size, rank.index, data)
+                for tensor, value in zip(given, sent, strict=True):
+                    tensor.copy_(value)
+                work = call()
+                if work is not None:
+                    work.wait()
+                for right, out in zip(outputs(case, rank.size, rank.index, data), results, strict=False):
+                    assert_same(right, out, f"call {number}, {shape}, {asynchronous=}")
+                if collective not in IN_PLACE:
+                    for value, tensor in zip(sent, given, strict=True):
+                        assert_same(value, tensor, f"input of call {number}, {shape}, {asynchronous=}")
+
+    world.run(body)
 
 
 @requirement(

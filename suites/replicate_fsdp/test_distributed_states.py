@@ -350,7 +350,6 @@ def test_numbered(world: World, way: str) -> None:
 )
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2, 4)
-@pytest.mark.each_choice
 def test_optimizer_states(world: World, stack: str) -> None:
     """Get it before the first step and after steps; two groups have different learning rates."""
     distribute = STACKS[stack]
@@ -364,7 +363,6 @@ def test_optimizer_states(world: World, stack: str) -> None:
 )
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.world(2, 4)
-@pytest.mark.each_choice
 def test_loading(world: World, stack: str) -> None:
     """Load sharded, full and flattened states, and a full one from rank 0, into a new and into a trained model."""
     distribute = STACKS[stack]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -9,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch import nn
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.nn import functional
 
 from fixtures.operators import Operands, Operator, distributed, floats, right
@@ -213,6 +223,69 @@ def test_kept(world: World) -> None:
                     wrong.append(f"{name} of {op}: {found.placements} after {messages.launched() - at} collectives")
                 if not right(operator(reduced(parts, 0)), found):
                     wrong.append(f"{name} of {op}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "linear": (lambda: nn.Linear(6, 3), EVEN),
+    "linear without a bias": (lambda: nn.Linear(6, 3, bias=False), EVEN),
+    "linear of sequences": (lambda: nn.Linear(6, 3), floats(4, 3, 6)),
+    "two linear layers": (lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 5)), EVEN),
+    "layer norm": (lambda: nn.LayerNorm(6), EVEN),
+    "RMS norm": (lambda: nn.RMSNorm(6), EVEN),
+    "embedding": (lambda: nn.Embedding(9, 2), torch.arange(8).reshape(4, 2)),
+    "flattened": (lambda: nn.Flatten(), floats(4, 3, 2)),
+    "unflattened": (lambda: nn.Unflatten(1, (2, 3)), EVEN),
+    "convolution": (lambda: nn.Conv1d(3, 2, 2), floats(4, 3, 6)),
+    **{kind.__name__: (kind, EVEN) for kind in (nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid)},
+    "softmax": (lambda: nn.Softmax(-1), EVEN),
+    "dropout": (lambda: nn.Dropout(0.0), EVEN),
+}
+"""Layers, and batches of four rows for them."""
+
+
+@requirement(
+    "TP-FREE-7102",
+    "A layer whose parameters are replicated leaves its batch sharded, without communication, as it does with its "
+    "gradient.",
+    source="torch.distributed.tensor: distribute_module; DTensor: issue communications whenever necessary",
+)
+@pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
+@pytest.mark.world(4)
+def test_batches_of_layers(world: World, shape: tuple[int, ...]) -> None:
+    """Give each layer rows over one mesh dimension or both, in turn, and compare with one device."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(*shape, names=("a", "b")[: len(shape)]), []
+        layouts = [(ROWS,)] if len(shape) == 1 else [(ROWS, R), (R, ROWS), (ROWS, ROWS)]
+        turns = [(name, layouts[i % len(layouts)]) for i, name in enumerate(LAYERS)]
+        for name, layout in [*turns, *(("linear", layout) for layout in layouts[1:])]:
+            if (name, layout) == ("convolution", (ROWS, ROWS)):
+                continue  # which PyTorch refuses
+            kind, batch = LAYERS[name]
+            torch.manual_seed(0)
+            alone = kind().to(rank.device, torch.float64)
+            own, given = distribute_module(copy.deepcopy(alone), mesh), batch.to(rank.device, copy=True)
+            case = f"{name} of {layout}"
+            x = distribute_tensor(given, mesh, layout)
+            if given.is_floating_point():
+                given, x = given.requires_grad_(), x.requires_grad_()
+            at = messages.launched()
+            found = own(x)
+            found.backward(found.detach())
+            if (count := messages.launched() - at) or found.placements != layout:
+                wrong.append(f"{case}: {found.placements} after {count} collectives")
+            expected = alone(given)
+            expected.backward(expected.detach())
+            pairs = [("output", expected, found)]
+            pairs += [(n, p.grad, q.grad) for (n, p), q in zip(alone.named_parameters(), own.parameters(), strict=True)]
+            if given.is_floating_point():
+                if x.grad.placements != layout:
+                    wrong.append(f"{case}: {x.grad.placements} of the gradient")
+                pairs.append(("gradient of the batch", given.grad, x.grad))
+            wrong += [f"{case}: {what}" for what, one, other in pairs if not right(one.detach(), other.detach())]
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

@@ -148,6 +148,55 @@ def test_flattened(world: World, placements: tuple[Placement, Placement]) -> Non
     world.run(body)
 
 
+MESHES = {"line": (4,), "square": (2, 2), "one at last": (4, 1), "one at first": (1, 4), "deep": (2, 1, 2)}
+WHOLES = (
+    ((8,), torch.int64),
+    ((7,), torch.float32),
+    ((1,), torch.bool),
+    ((4, 6), torch.bfloat16),
+    ((2, 5, 4), torch.float64),
+    ((2, 4, 3, 60), torch.float32),
+)
+"""Sizes and dtypes of tensors of one to four dimensions, which ranks divide or not."""
+
+
+@requirement(
+    "TP-LAY-7101",
+    "Tensors with any number of dimensions are distributed over and gathered from meshes with any number of them, some "
+    "of one rank.",
+    source="torch.distributed.tensor: distribute_tensor, DTensor.full_tensor, DTensor.redistribute",
+)
+@pytest.mark.parametrize("shape", MESHES.values(), ids=list(MESHES))
+@pytest.mark.world(4)
+def test_dimensions_of_tensors(world: World, shape: tuple[int, ...]) -> None:
+    """Distribute whole tensors of several dtypes in each layout of the mesh, and scatter sums of them into it."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(*shape, names=("a", "b", "c")[: len(shape)]), []
+        for size, dtype in WHOLES:
+            whole = (numbers(*size) % 251).to(dtype)
+            layouts = list(itertools.product((*map(Shard, range(len(size))), WHOLE), repeat=len(shape)))
+            for placements in layouts[:: 1 + len(layouts) // 20]:
+                case, right = f"{size} as {placements}", laid_out(whole, mesh, placements)
+                x = distribute_tensor(whole.to(rank.device), mesh, placements)
+                if x.placements != placements or not same(x.to_local(), right):
+                    wrong.append(f"part of {case}")
+                if not same(x.full_tensor(), whole):
+                    wrong.append(f"whole of {case}")
+                if dtype != torch.bool:
+                    summed = DTensor.from_local(whole.to(rank.device), mesh, [Partial()] * len(shape))
+                    if not same(summed.redistribute(placements=placements).to_local(), right * 4):
+                        wrong.append(f"sum of {case}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+def same(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, size and elements."""
+    return found.dtype == right.dtype and torch.equal(found.cpu(), right)
+
+
 @requirement(
     "TP-LAY-17",
     "Values that are partial over several mesh dimensions are reduced by the operation of each, also once the mesh is "
