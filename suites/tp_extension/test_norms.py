@@ -14,11 +14,8 @@ from torch.nn import functional
 
 from fixtures.operators import close, floats
 from harness import Rank, World, assert_on_ranks, requirement
-<<<<<<< HEAD
 from harness.stacks import messages
-=======
 from harness.stacks.limit import runs_with
->>>>>>> jb
 
 OVER = {
     "the last": (((4, 6, 3), 1),),
@@ -76,7 +73,6 @@ def test_norms(world: World, name: str, over: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
-<<<<<<< HEAD
 WHOLE = (Replicate(), Replicate())
 GIVEN: dict[str, tuple[bool, ...]] = {
     "alone": (True, False, False),
@@ -153,7 +149,11 @@ def test_frozen(world: World, name: str, given: str) -> None:
                     wrong.append(f"{what}: gradient {i}")
                 if not trained[i] and of is not None and of.grad is not None:
                     wrong.append(f"{what}: a gradient {i} of what is frozen")
-=======
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 WEIGHTED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "layer_norm": (lambda x, weight, bias: functional.layer_norm(x, (6,), weight, bias), ((6,), (6,))),
     "rms_norm": (lambda x, weight: functional.rms_norm(x, (6,), weight), ((6,),)),
@@ -165,7 +165,7 @@ WEIGHTED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 """Operators, and the shapes of the weights that they take after an input whose last dimension is six."""
 PRODUCTS = ("linear", "matmul")
 INNER = pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: 2.11 refuses products of inputs sharded inside")
-ALONG: dict[int, list[tuple[tuple[int, ...], tuple[Placement, ...]]]] = {
+SPREAD: dict[int, list[tuple[tuple[int, ...], tuple[Placement, ...]]]] = {
     1: [(shape, (Shard(dim),)) for shape in ((4, 6), (2, 4, 6), (2, 2, 4, 6)) for dim in range(len(shape) - 1)],
     2: [((2, 2, 4, 6), over) for over in ((Shard(1), Shard(2)), (Replicate(), Shard(2)))],
 }
@@ -187,7 +187,7 @@ def test_weights(world: World, name: str) -> None:
     def body(rank: Rank) -> list[str]:
         wrong = []
         mesh = rank.mesh() if rank.size == 2 else rank.mesh(2, 2, names=("first", "second"))
-        for whole, placements in ALONG[mesh.ndim]:
+        for whole, placements in SPREAD[mesh.ndim]:
             plain = [floats(*whole), *(floats(*shape, start=i) for i, shape in enumerate(shapes))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
             whole_placements = [Replicate()] * mesh.ndim
@@ -203,7 +203,6 @@ def test_weights(world: World, name: str) -> None:
                 wrong.append(f"{what}: values")
             if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
                 wrong.append(f"{what}: gradients")
->>>>>>> jb
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
