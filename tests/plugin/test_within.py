@@ -56,8 +56,8 @@ def test_chosen(folder: Folder, workers: str) -> None:
     session = folder.run("--within", time, "-n", workers, "--concord-results", "out")
     assert session.counts["passed"] == 4, session.out
     assert (
-        f"--within {time}: 3 of 4 tests, which ask 2 of 3 requirements and are known to notice 2 of 3 faults and mutants; "
-        f"expected to take {'10m00s' if workers == '0' else '5m00s'} with {max(1, int(workers))} at a time"
+        f"--within {time}: 3 of 4 tests, which ask 2 of 3 requirements and are known to notice 2 of 3 faults and "
+        f"mutants; expected to take {'10m00s' if workers == '0' else '5m00s'} with {max(1, int(workers))} at a time"
     ) in session.out
     end = session.results.end
     assert end is not None
