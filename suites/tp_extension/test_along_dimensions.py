@@ -117,6 +117,65 @@ def test_from_the_end(world: World, kind: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+def _at(x: Any, dim: int, index: Any) -> Any:
+    """Index a dimension, and take all of the others."""
+    return x[(slice(None),) * dim + (index,)]
+
+
+TAKEN: dict[str, Along] = {
+    "first": lambda x, dim: _at(x, dim, 0),
+    "second": lambda x, dim: _at(x, dim, 1),
+    "last": lambda x, dim: _at(x, dim, -1),
+    "select": lambda x, dim: x.select(dim, 2),
+    "slice": lambda x, dim: _at(x, dim, slice(1, 3)),
+    "step": lambda x, dim: _at(x, dim, slice(None, None, 2)),
+    "narrow": lambda x, dim: x.narrow(dim, 1, 2),
+    "split": lambda x, dim: torch.cat(x.split(2, dim)[::-1], dim),
+    "chunk": lambda x, dim: torch.cat(x.chunk(2, dim)[::-1], dim),
+    "tensor_split": lambda x, dim: x.tensor_split(2, dim)[1],
+    "index_select": lambda x, dim: x.index_select(dim, whole(INDEX, x)),
+    "indices": lambda x, dim: _at(x, dim, whole(INDEX, x)),
+    "flip": lambda x, dim: x.flip(dim),
+    "roll": lambda x, dim: x.roll(1, dim),
+    "diff": lambda x, dim: x.diff(dim=dim),
+    "topk": lambda x, dim: x.topk(2, dim).values,
+}
+"""Operators that take a part of one dimension, or change its order."""
+
+
+@requirement(
+    "TP-ALONG-7051",
+    "A part of a sharded dimension can be taken with the plain result and gradient, whether or not ranks divide its "
+    "size.",
+    source=f"{SOURCE}; torch.distributed.tensor.distribute_tensor: 'not evenly divisible'",
+)
+@pytest.mark.world(2, 3)
+def test_taken_of_uneven_shards(world: World) -> None:
+    """Take rows, columns or layers of sizes 3, 5 and 4, of which the last of three ranks has none."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, cube = rank.mesh(), [], CUBE.flatten()[:60].view(3, 5, 4).to(rank.device)
+        for (name, operator), dim in itertools.product(TAKEN.items(), range(3)):
+            x = cube.clone().requires_grad_()
+            own = distributed(cube, Shard(dim), rank, mesh).requires_grad_()
+            expected, case = operator(x, dim), f"{name} along {dim}"
+            try:
+                found = operator(own, dim)
+                weights = floats(*expected.shape, start=2).to(rank.device)
+                expected.backward(weights)
+                found.backward(distributed(weights, Replicate(), rank, mesh))
+            except (RuntimeError, NotImplementedError, IndexError) as error:
+                wrong.append(f"{case}: {error!r:.150}")
+                continue
+            if not right(expected.detach(), found.detach()):
+                wrong.append(case)
+            if not right(x.grad, own.grad):  # type: ignore[arg-type]
+                wrong.append(f"gradient of {case}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 PADS = [
     pad for side in ((2, 0), (0, 1), (1, 2), (-1, 0), (-1, 1)) for pad in (side, (0, 0, *side), (*side, *side[::-1]))
 ]

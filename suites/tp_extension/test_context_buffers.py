@@ -25,6 +25,10 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "heads": ((2, 2, 1, 3), 2),
 }
 """Sizes but for that of the sequence, which is 1, and the dimension of the sequence."""
+UNBALANCED = (1, 3, 5) if runs_with(">=2.13") else ()
+"""How many positions a rank may have that cannot be balanced, which context_parallel refused before 2.13."""
+POSITIONS = [*((i, 4) for i in range(len(SHAPES))), *enumerate((2, *UNBALANCED))]
+"""Which buffer is the first one, and how many positions each rank has."""
 
 
 @requirement(
@@ -48,8 +52,9 @@ def test_positions(world: World) -> None:
     """Elements are their positions; each buffer is the first one once, and one or two, anywhere, are not restored."""
 
     def body(rank: Rank) -> list[list[int]]:
-        length, found = 4 * rank.size, []
-        for i in range(len(SHAPES)):
+        found = []
+        for i, each in POSITIONS:
+            length = each * rank.size
             names = [*SHAPES][i:] + [*SHAPES][:i]
             buffers, dims = [], [SHAPES[name][1] for name in names]
             for name, dim in zip(names, dims, strict=True):
@@ -60,13 +65,13 @@ def test_positions(world: World) -> None:
             wholes = [buffer.clone() for buffer in buffers]
             left = {buffers[j] for j in (i - 1, (i + 1) % len(names))[: i + 1]}
             with context_parallel(rank.mesh(), buffers=buffers, buffer_seq_dims=dims, no_restore_buffers=left):
-                parts = [x.movedim(dim, -1).reshape(-1, 4) for x, dim in zip(buffers, dims, strict=True)]
+                parts = [x.movedim(dim, -1).reshape(-1, each) for x, dim in zip(buffers, dims, strict=True)]
                 own = parts[0][0].tolist()
                 for name, part in zip(names, parts, strict=True):
                     assert part.tolist() == [own] * len(part), f"{name} after {names[0]}, which has {own}"
             for name, dim, whole, buffer in zip(names, dims, wholes, buffers, strict=True):
                 if buffer in left:
-                    assert buffer.shape[dim] == 4, f"{name}, which is not restored"
+                    assert buffer.shape[dim] == each, f"{name}, which is not restored"
                 else:
                     assert torch.equal(whole, buffer), f"{name} afterwards"
             found.append(own)
@@ -102,8 +107,8 @@ def test_positions(world: World) -> None:
             with pytest.raises(ValueError, match="buffers"), block:
                 pass
 
-    for found in zip(*world.run(body), strict=True):
-        assert sorted(itertools.chain(*found)) == list(range(4 * world.size)), found
+    for (_, each), found in zip(POSITIONS, zip(*world.run(body), strict=True), strict=True):
+        assert sorted(itertools.chain(*found)) == list(range(each * world.size)), found
 
 
 @requirement(
@@ -115,11 +120,14 @@ def test_positions(world: World) -> None:
 @pytest.mark.needs(torch=MORE_OPERATORS)
 @pytest.mark.world(2, 3)
 def test_unsharded(world: World) -> None:
-    """Take batches of one to three sequences of tokens, hidden states and heads, one kind alone or all in one call."""
+    """Take one to three sequences of tokens, hidden states and heads, short ones too, one kind or all in one call."""
 
     def body(rank: Rank) -> None:
-        length, kinds = 4 * rank.size, ("tokens", "hidden", "heads")
-        for batch, names in itertools.product((1, 2, 3), (*((name,) for name in kinds), kinds, kinds[::-1])):
+        kinds = ("tokens", "hidden", "heads")
+        groups = (*((name,) for name in kinds), kinds, kinds[::-1])
+        lengths = [*itertools.product((1, 2, 3), (4,)), *itertools.product((2,), (2, *UNBALANCED))]
+        for (batch, each), names in itertools.product(lengths, groups):
+            length = each * rank.size
             buffers, dims = [], [SHAPES[name][1] for name in names]
             for name, dim in zip(names, dims, strict=True):
                 sizes = [batch, *SHAPES[name][0][1:]]
@@ -130,6 +138,6 @@ def test_unsharded(world: World) -> None:
                 parts = [buffer.clone() for buffer in buffers]
             found = context_parallel_unshard(rank.mesh(), parts, dims)
             for name, whole, result in zip(names, wholes, found, strict=True):
-                assert torch.equal(whole, result), f"{name} of {names}, {batch} sequences: {result}"
+                assert torch.equal(whole, result), f"{name} of {names}, {batch} sequences of {length}: {result}"
 
     world.run(body)

@@ -90,6 +90,54 @@ def test_different_layouts(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+SIZES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"even": ((4, 8), (8, 12)), "uneven": ((7, 11), (11, 7))}
+"""Sizes of a tensor, and those of the dimension along which another one is joined to it."""
+JOINING: dict[str, tuple[Operator, int | None]] = {
+    **{f"cat along {dim}": (lambda a, b, dim=dim: torch.cat([a, b], dim), dim) for dim in (0, 1)},
+    "cat along the last": (lambda a, b: torch.cat([a, b], -1), 1),
+    **{f"stack along {dim}": (lambda a, b, dim=dim: torch.stack([a, b], dim), None) for dim in (0, 1, 2)},
+    "stack along the last": (lambda a, b: torch.stack([a, b], -1), None),
+    "vstack": (lambda a, b: torch.vstack([a, b]), 0),
+    "hstack": (lambda a, b: torch.hstack([a, b]), 1),
+}
+"""What joins two matrices, and the dimension in which their sizes may differ."""
+
+
+@requirement(
+    "TP-MODEL-7050",
+    "Matrices that are joined along any dimension have the plain result and gradients, in whatever placements on one "
+    "or two mesh dimensions both are.",
+    source=f"{SOURCE}; torch: cat, stack, vstack, hstack",
+)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.world(4)
+def test_joined(world: World, sizes: str) -> None:
+    """Take each second layout with either size; ranks are in a line or in a square, and the gradient arrives whole."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, layouts = [], [*itertools.product((R, ROWS, COLUMNS), repeat=2)][1:] + [(SUM, R), (ROWS, SUM)]
+        line, square = rank.mesh(), rank.mesh(2, 2, names=("dp", "tp"))
+        places = [(line, (p,)) for p in (ROWS, COLUMNS, SUM)] + [(square, p) for p in layouts]
+        (size, others), turns = SIZES[sizes], itertools.product(JOINING.items(), places)
+        for (name, (operator, along)), (mesh, layout) in [*turns][[*SIZES].index(sizes) :: 2]:
+            other = tuple(others[i] if i == along else size[i] for i in range(2))
+            whole = [x.to(rank.device).requires_grad_() for x in (floats(*size), floats(*other, start=3))]
+            own = [placed(x.detach(), mesh, layout).requires_grad_() for x in whole]
+            expected, found = operator(*whole), operator(*own)
+            case = f"{name} of {layout}"
+            if not right(expected.detach(), found.detach()):
+                wrong.append(case)
+            weights = floats(*expected.shape, start=2).to(rank.device)
+            expected.backward(weights)
+            found.backward(placed(weights, mesh, (R,) * mesh.ndim))
+            for x, part in zip(whole, own, strict=True):
+                if not right(x.grad, part.grad):  # type: ignore[arg-type]
+                    wrong.append(f"gradient of {case}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "TP-MODEL-36",
     "A product of matrices has one device's result and gradients on a mesh of which one dimension has one rank.",

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn import functional
 
-from fixtures.operators import close, distributed, floats
+from fixtures.operators import Operator, close, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS, laid_out
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, requirement
@@ -56,6 +57,48 @@ def test_empty_parts(world: World, shape: tuple[int, int]) -> None:
                 wrong.append(case)
             if not torch.equal(laid_out(whole + 1, mesh, [kept]), leaf.grad.to_local()):
                 wrong.append(f"{case}: gradient in {leaf.grad.placements}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+MOVED: dict[str, tuple[Operator, tuple[int, ...]]] = {
+    "embedding": (lambda x, w: functional.embedding(x.abs().long(), w), ()),
+    "linear": (functional.linear, (1,)),
+    "product": (lambda x, w: x @ w, (0,)),
+}
+"""Functions of an input and a weight, and which size of the weight is the last one of the input."""
+
+
+@requirement(
+    "TP-MOVE-7052",
+    "A sharded weight that is redistributed for one operator has the plain gradient in its own placements, whatever "
+    "dimension of the input is sharded.",
+    source=f"{SOURCE}; torch.distributed.tensor.DTensor: a single-device abstraction over multi-device tensors",
+)
+@pytest.mark.parametrize("sizes", [(8, 4), (7, 5)], ids=["even", "uneven"])
+@pytest.mark.world(2)
+def test_moved_weights(world: World, sizes: tuple[int, int]) -> None:
+    """Gather or move a weight, look tokens up in it or multiply by it; the gradient arrives whole."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, ways = rank.mesh(), [], ((ROWS, WHOLE), (COLUMNS, WHOLE), (ROWS, COLUMNS), (COLUMNS, ROWS))
+        for (name, (operator, last)), (own, target) in itertools.product(MOVED.items(), ways):
+            x = floats(4, 6, *(sizes[i] for i in last)).to(rank.device)
+            plain = floats(*sizes, start=1).to(rank.device).requires_grad_()
+            expected = operator(x, plain)
+            back = floats(*expected.shape, start=2).to(rank.device)
+            expected.backward(back)
+            for place in (*map(Shard, reversed(range(x.dim()))), WHOLE):
+                weight = distributed(plain.detach(), own, rank, mesh).requires_grad_()
+                found = operator(distributed(x, place, rank, mesh), weight.redistribute(placements=[target]))
+                case = f"{name} of {place} and {own}, moved to {target}"
+                if not right(expected.detach(), found.detach()):
+                    wrong.append(case)
+                found.backward(distributed(back, WHOLE, rank, mesh))
+                found_gradient: Any = weight.grad
+                if found_gradient.placements != (own,) or not right(plain.grad, found_gradient):  # type: ignore[arg-type]
+                    wrong.append(f"{case}: gradient")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
