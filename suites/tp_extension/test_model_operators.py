@@ -755,6 +755,36 @@ def test_sequences_over_both(world: World, sharded: str) -> None:
 
 
 @requirement(
+    "TP-MODEL-03",
+    "An operator on a DTensor that each of two mesh dimensions shards or leaves pending gives the plain tensor's "
+    "result and gradient.",
+    source=SOURCE,
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="unsupported: 2.11 refuses products of inputs sharded inside")
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+@pytest.mark.world(4)
+def test_later_dimensions_over_both(world: World, order: str) -> None:
+    """Apply a linear layer to batches of four dimensions, of which two are sharded, the later one last or first."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(2, 2, names=("dp", "tp")), []
+        whole, matrix = floats(2, 4, 2, 3).to(rank.device), floats(5, 3).to(rank.device)
+        by = _deep(matrix, (Replicate(), Replicate()), rank, mesh)
+        for pair in (Shard(0), Shard(1)), (Shard(0), Shard(2)), (Shard(1), Shard(2)):
+            placements = pair if order == "ascending" else pair[::-1]
+            case = f"{order}: {placements[0]}, {placements[1]}"
+            try:
+                found = functional.linear(_deep(whole, placements, rank, mesh), by)
+                if not right(functional.linear(whole, matrix), found):
+                    wrong.append(f"{case}: values")
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                wrong.append(f"{case}: {error!r:.80}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-MODEL-04",
     "An operator on DTensors gives the same result in inference mode, in which PyTorch does not split it into others.",
     source="torch.inference_mode; torch.distributed.tensor.DTensor",
