@@ -106,6 +106,35 @@ def test_regrouped(world: World, kind: str) -> None:
 
 
 @requirement(
+    "TP-VIEW-6907",
+    "view() and reshape() of a DTensor have the values of the plain tensor's or raise, wherever they cut its rows.",
+    source="torch.Tensor.view, reshape; torch.distributed.tensor.DTensor; pytorch/pytorch#179502",
+)
+@pytest.mark.parametrize("how", ["view", "reshape"])
+@pytest.mark.world(2, 3)
+def test_values_of_regrouped(world: World, how: str) -> None:
+    """Shard each dimension of tensors whose rows are cut elsewhere."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong, made = rank.mesh(), [], 0
+        for shape, views in {**REGROUPED, (12, 8): [(-1, 6), (16, 6), (-1,), (6, 16), (24, 4)]}.items():
+            whole = floats(*shape).to(rank.device)
+            for dim, to in itertools.product(range(len(shape)), views):
+                try:
+                    found = getattr(distributed(whole, Shard(dim), rank, mesh), how)(to)
+                except RuntimeError:
+                    continue
+                made += 1
+                if not right(whole.view(to), found):
+                    wrong.append(f"{shape} of {Shard(dim)} as {to}: {found.placements}")
+        if not made:
+            wrong.append("all are refused")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-VIEW-1101",
     "view() of a DTensor as another type of the same size shares its memory, bits and placements.",
     source="torch.Tensor.view(dtype): the returned tensor shares the same data; torch.distributed.tensor.DTensor",
