@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, dict[str, bool]]] = {"model": PARTS, "model whole": WH
 
 @requirement(
     "RFSDP-DICT-7300",
-    "States of a model and of its optimizer can be got and set with any options while its parameters are unsharded.",
+    "get_state_dict and its relatives take any options while a model's parameters are unsharded.",
     source="torch.distributed.checkpoint.state_dict: get_state_dict, set_state_dict; "
     "torch.distributed.fsdp.FSDPModule: unshard, reshard",
 )

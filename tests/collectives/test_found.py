@@ -128,11 +128,11 @@ def requirements_in(file: str) -> dict[str, set[str]]:
 
 
 def noticed() -> set[str]:
-    """Identifiers of the requirements whose tests notice faults written blind, by kind, or from PyTorch's tests."""
+    """Identifiers of the requirements whose tests notice faults written blind, by kind, or from tests and reports."""
     found: set[str] = set()
     for result in load(ROOT / "fixtures" / "faults" / "noticed.json").results:
         place, _, test = result.test.partition("::")
-        kinds = ("blind-", "kind-", "upstream-", "reported-", "mended-")
+        kinds = ("blind-", "kind-", "upstream-", "reported-", "mended-", "vendor-")
         if result.defect.name.startswith(kinds) and place.startswith("suites/collectives/"):
             found |= requirements_in(Path(place).stem)[test.partition("[")[0]]
     return found
