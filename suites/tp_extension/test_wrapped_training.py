@@ -249,7 +249,7 @@ def test_frozen_inside(world: World, frozen: str) -> None:
         ways = [*itertools.product(STRATEGIES, ("always", "at first", "later"), (True, False))]
         number = list(FROZEN).index(frozen)
         for index, (strategy, when, asks) in list(enumerate(ways))[number % 3 :: 3]:
-            original = index % 4 < 2 and strategy != STRATEGIES[2]  # whose frozen parameters lose their names
+            original = index % 4 < 2 and strategy != STRATEGIES[2]  # docs/findings/tp_idle_unit.py
 
             def freeze(model: Any, on: bool) -> None:
                 for block, chosen in zip(
