@@ -16,6 +16,16 @@ from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
 
+def layer_of(rank: Rank, how: str) -> tuple[nn.Linear, Any]:
+    """Return a rank's layer, whose weights are ones, alone or under fully_shard, and the group of the stages."""
+    mesh = rank.mesh(2, 1, names=("stages", "shards"))
+    layer = nn.Linear(2, 2, bias=False, device=rank.device)
+    nn.init.ones_(layer.weight)
+    if how == "fully_shard":
+        fully_shard(layer, mesh=mesh["shards"])
+    return layer, mesh.get_group("stages")
+
+
 @requirement(
     "RFSDP-PIPE-6204",
     "An evaluation with a pipeline schedule leaves the gradients that its stages accumulate.",
@@ -30,12 +40,8 @@ def test_evaluated_between(world: World, how: str) -> None:
     """Take a step, evaluate, and take another step with the same batch."""
 
     def body(rank: Rank) -> None:
-        mesh = rank.mesh(2, 1, names=("stages", "shards"))
-        layer = nn.Linear(2, 2, bias=False, device=rank.device)
-        nn.init.ones_(layer.weight)
-        if how == "fully_shard":
-            fully_shard(layer, mesh=mesh["shards"])
-        stage = PipelineStage(layer, rank.index, 2, rank.device, group=mesh.get_group("stages"))
+        layer, group = layer_of(rank, how)
+        stage = PipelineStage(layer, rank.index, 2, rank.device, group=group)
         schedule: Any = ScheduleGPipe(stage, 2, loss_fn=total, scale_grads=False)
         data = torch.ones(4, 2, device=rank.device)
         for call in ("step", "eval", "step"):
@@ -58,13 +64,9 @@ def test_two_schedules(world: World, how: str) -> None:
     """Take a step of four rows, then one of six rows with a new schedule of the same modules."""
 
     def body(rank: Rank) -> None:
-        mesh = rank.mesh(2, 1, names=("stages", "shards"))
-        layer = nn.Linear(2, 2, bias=False, device=rank.device)
-        nn.init.ones_(layer.weight)
-        if how == "fully_shard":
-            fully_shard(layer, mesh=mesh["shards"])
+        layer, group = layer_of(rank, how)
         for rows in 4, 6:
-            stage = PipelineStage(layer, rank.index, 2, rank.device, group=mesh.get_group("stages"))
+            stage = PipelineStage(layer, rank.index, 2, rank.device, group=group)
             schedule = ScheduleGPipe(stage, 2, loss_fn=total, scale_grads=False)
             data = torch.ones(rows, 2, device=rank.device)
             schedule.step(*((data,) if rank.index == 0 else ()), target=data if rank.index else None)
