@@ -491,7 +491,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
-            (("--profile", "cpu-glo"), "--profile 'cpu-glo': no profile of that name; did you mean cpu-gloo? there are: *"),
+            (("--profile", "cpu-glo"), "--profile 'cpu-glo': no profile of that name; did you mean cpu-gloo? there *"),
             (("--profile", "x/y.toml"), "profile: x/y.toml: No such file or directory"),
             (("--profile", "suites/"), "profile: suites: a folder, not a file"),
             (
