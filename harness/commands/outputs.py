@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.refusing import bad
-from harness.safe_io.writing import append_or_nothing, write_whole
+from harness.safe_io.writing import append_or_nothing, nearest, write_whole
 
 
 def appended(path: Path, data: bytes) -> None:
@@ -27,7 +27,7 @@ def writable(file: Path | None) -> Path | None:
         return file
     if file.is_dir():
         raise bad(f"{file}: a folder, not a file")
-    above = next(folder for folder in file.absolute().parents if folder.exists())
+    above = nearest(file.absolute())
     if not above.is_dir():
         raise bad(f"{file}: {above} is not a folder")
     if not os.access(above, os.W_OK):

@@ -12,6 +12,7 @@ import pytest
 
 from harness.cluster.torchrun import KEY, LAUNCHER
 from harness.plugin import numprocesses
+from harness.plugin.arguments import path_of
 
 if TYPE_CHECKING:
     from harness.cluster.launcher import Cluster, Found, Wanted
@@ -78,7 +79,7 @@ class Launching:
                 self._accelerators = Inventory(kind, *map(tuple, columns))
             self._cluster = Cluster(tuple((host, port) for host, port in agents), Key(key))
             profiles.elsewhere = self
-        elif not any(config.getoption(name, False) for name in _NO_TESTS):
+        elif _runs_tests(config):
             self._cluster = _cluster(config, asked)
             found = _tried(self._cluster, _wanted(config, profiles))
             self.agents, self._slots = found.described, found.slots
@@ -201,15 +202,19 @@ def _tried(cluster: Cluster, wanted: Wanted | None) -> Found:
         raise pytest.UsageError(f"--launcher: {e}") from None
 
 
+def _runs_tests(config: pytest.Config) -> bool:
+    return not any(config.getoption(name, False) for name in _NO_TESTS)
+
+
 def _check_imports(config: pytest.Config, profiles: Profiles) -> None:
     """Reject a profile whose modules this host lacks, since each rank would fail at them.
 
     A module may also be a file beside the tests, whose folder pytest adds to the path later.
     """
     profile = profiles.explicit
-    if profile is None or hasattr(config, "workerinput") or any(getattr(config.option, name, 0) for name in _NO_TESTS):
+    if profile is None or hasattr(config, "workerinput") or not _runs_tests(config):
         return
-    given = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    given = [path_of(config, argument) for argument in config.args]
     beside = {config.rootpath, *given, *(path.parent for path in given)}
     for name in dict.fromkeys(module.partition(".")[0] for module in profile.imports):
         found = importlib.util.find_spec(name) or any(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.plugin import launching, perf
+from harness.plugin.arguments import path_of
 from harness.profiles.vocabulary import STARTS
 from harness.results import DEFAULT_SEED
+from harness.safe_io.writing import nearest
 from harness.subjects import Subject, SubjectError, find
 from harness.worlds.network import AUTO, NETWORKS
 
@@ -169,11 +171,9 @@ def _check_results(config: pytest.Config) -> None:
     given = config.getoption("concord_results")
     if not given:
         return
-    for place in (folder := config.rootpath / given, *folder.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise pytest.UsageError(f"--concord-results {given}: {place} is not a folder")
-            return
+    place = nearest(config.rootpath / given)
+    if not place.is_dir():
+        raise pytest.UsageError(f"--concord-results {given}: {place} is not a folder")
 
 
 def _check_paths(config: pytest.Config) -> None:
@@ -181,8 +181,7 @@ def _check_paths(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None) or config.option.pyargs:
         return
     for argument in config.args:
-        path = argument.partition("[")[0].partition("::")[0]
-        if not (config.invocation_params.dir / path).exists():
+        if not path_of(config, argument).exists():
             raise pytest.UsageError(f"file or directory not found: {argument}")
 
 

@@ -49,6 +49,11 @@ def write_whole(path: Path, data: bytes | str, *, follow: bool = True) -> None:
             raise
 
 
+def nearest(path: Path) -> Path:
+    """Return an absolute path itself if it exists, or what is nearest above it."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def open_new(path: Path) -> int:
     """Create a file to append to, and return its descriptor.  Errors: OSError, also if a file or a link exists."""
     with _named(path):
