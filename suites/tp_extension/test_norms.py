@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import gt
 from typing import Any
 
@@ -32,6 +32,27 @@ NORMS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 """Norms, and how many tensors of weights they take: none, or a weight, or a weight and a bias."""
 
 
+def problems(
+    what: str, function: Callable[..., Any], plain: list[torch.Tensor], mesh: Any, placements: Sequence[Placement]
+) -> list[str]:
+    """Return how results and gradients differ if the first argument is laid out and the others are replicated."""
+    expected = function(*plain)
+    expected.square().sum().backward()
+    own: list[Any] = [
+        distribute_tensor(x.detach(), mesh, [Replicate()] * mesh.ndim if i else placements).requires_grad_()
+        for i, x in enumerate(plain)
+    ]
+    try:
+        found = function(*own)
+        found.square().sum().backward()
+    except (RuntimeError, NotImplementedError) as error:
+        return [f"{what}: {str(error).splitlines()[0]:.100}"]
+    wrong = [] if close(expected, found.full_tensor()) else [f"{what}: values"]
+    if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):  # type: ignore[arg-type]
+        wrong.append(f"{what}: gradients")
+    return wrong
+
+
 @requirement(
     "TP-NORM-5045",
     "A norm over the last dimensions of a DTensor has one device's results and gradients, for any placement.",
@@ -51,23 +72,12 @@ def test_norms(world: World, name: str, over: str) -> None:
             shape = whole[-dimensions:]
             plain = [floats(*whole), *(floats(*shape) + i for i in range(weights))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
-            expected = norm(plain[0], shape, *plain[1:])
-            expected.square().sum().backward()
-            own: list[Any] = [
-                distribute_tensor(x.detach(), rank.mesh(), [Replicate() if i else placement]).requires_grad_()
-                for i, x in enumerate(plain)
-            ]
+
+            def over_last(x: Any, *given: Any, shape: tuple[int, ...] = shape) -> Any:
+                return norm(x, shape, *given)
+
             what = f"{placement} of {whole} with {weights} weights"
-            try:
-                found = norm(own[0], shape, *own[1:])
-                found.square().sum().backward()
-            except (RuntimeError, NotImplementedError) as error:
-                wrong.append(f"{what}: {str(error).splitlines()[0]:.100}")
-                continue
-            if not close(expected, found.full_tensor()):
-                wrong.append(f"{what}: values")
-            if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
-                wrong.append(f"{what}: gradients")
+            wrong += problems(what, over_last, plain, rank.mesh(), [placement])
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
@@ -190,19 +200,7 @@ def test_weights(world: World, name: str) -> None:
         for whole, placements in SPREAD[mesh.ndim]:
             plain = [floats(*whole), *(floats(*shape, start=i) for i, shape in enumerate(shapes))]
             plain = [x.to(rank.device).requires_grad_() for x in plain]
-            whole_placements = [Replicate()] * mesh.ndim
-            own: list[Any] = [
-                distribute_tensor(x.detach(), mesh, whole_placements if i else placements).requires_grad_()
-                for i, x in enumerate(plain)
-            ]
-            expected, found = function(*plain), function(*own)
-            expected.square().sum().backward()
-            found.square().sum().backward()
-            what = f"{placements} of {whole}"
-            if not close(expected, found.full_tensor()):
-                wrong.append(f"{what}: values")
-            if not all(close(x.grad, y.grad.full_tensor()) for x, y in zip(plain, own, strict=True)):
-                wrong.append(f"{what}: gradients")
+            wrong += problems(f"{placements} of {whole}", function, plain, mesh, placements)
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
