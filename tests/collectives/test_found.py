@@ -121,9 +121,9 @@ def requirements_of(test: object) -> set[str]:
     return {mark.args[0].id for mark in getattr(test, "pytestmark", []) if mark.name == "requirement"}
 
 
-def requirements_in(file: str) -> dict[str, set[str]]:
+def requirements_in(file: Path) -> dict[str, set[str]]:
     """Identifiers of the requirements of a file of the suite, by the name of their tests."""
-    module = importlib.import_module(f"suites.collectives.{file}")
+    module = importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     return {name: requirements_of(value) for name, value in vars(module).items() if callable(value)}
 
 
@@ -134,15 +134,15 @@ def noticed() -> set[str]:
         place, _, test = result.test.partition("::")
         kinds = ("blind-", "kind-", "upstream-", "reported-", "mended-", "vendor-")
         if result.defect.name.startswith(kinds) and place.startswith("suites/collectives/"):
-            found |= requirements_in(Path(place).stem)[test.partition("[")[0]]
+            found |= requirements_in(ROOT / place)[test.partition("[")[0]]
     return found
 
 
 def test_every_requirement_is_damaged() -> None:
     """For each requirement of the suite there is a damage that a test of it finds, or the reason why there is none."""
     every: set[str] = set()
-    for file in SUITE.glob("test_*.py"):
-        every |= set().union(*requirements_in(file.stem).values())
+    for file in SUITE.rglob("test_*.py"):
+        every |= set().union(*requirements_in(file).values())
     damaged = set().union(*(requirements_of(finding.test) for finding in FOUND))
     missing = sorted(every - damaged - noticed() - set(UNDAMAGED))
     assert not missing, f"requirements without a damage: {', '.join(missing)}"
@@ -154,7 +154,7 @@ def test_what_only_accelerators_have_is_damaged_there() -> None:
     listed to notice."""
     listed = {test for said in ON_SIM.values() if said.get("streams") for test in said["tests"]}
     noticing = {test for test in listed if test.startswith("suites/collectives/")}
-    tests = requirements_in("test_streams")
+    tests = requirements_in(SUITE / "in_flight" / "test_streams.py")
     assert {test.partition("::")[2].partition("[")[0].rstrip("*") for test in noticing} - {""} == {
         name for name, ids in tests.items() if ids
     }

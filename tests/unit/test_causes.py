@@ -350,7 +350,7 @@ def test_no_cause_in_source(source: str) -> None:
 
 def test_shipped_suites() -> None:
     """The facts about the shipped suites have the causes that their tests give."""
-    folder = Path(__file__).parents[2] / "suites" / "replicate_fsdp"
+    folder = Path(__file__).parents[2] / "suites" / "replicate_fsdp" / "modules"
     given = {
         name: gives.causes
         for file in ("application", "selection")

@@ -76,7 +76,7 @@ def _of(topic: str, requirement: str) -> bool:
 
 def _requirements(folder: Path) -> set[str]:
     """The ids in the sources of a suite."""
-    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
     texts = {
         n.value for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
     }

@@ -43,7 +43,7 @@ NO_FUNCTIONAL_COLLECTIVE = {
 def sources() -> set[str]:
     """Every name in a source of a requirement of the suite; of ``torch.distributed.X`` it is ``X``."""
     found: set[str] = set()
-    for file in SUITE.glob("test_*.py"):
+    for file in SUITE.rglob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "requirement":
                 (text,) = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "source"]

@@ -64,17 +64,11 @@ NAMED = {
     ("harness/bench/history/nccl_tests.py", "cuda"): "nccl-tests runs on this type of device and no other",
     ("harness/versions/catalog.py", "gloo"): "the scripts of findings name it, and their recorded outcomes are of it",
     ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
-    (
-        "suites/dynamo/test_object_protocol.py",
-        "fake",
-    ): "the backend with which one process pretends to be a rank of many",
+    ("suites/dynamo/groups/test_object_protocol.py", "fake"): "one process pretends with it to be a rank of many",
     ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
-    (
-        "suites/collectives/test_beginnings.py",
-        "gloo",
-    ): "it connects ranks when a group begins, others may do so later",
-    ("suites/collectives/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
-    ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
+    ("suites/collectives/stores/test_beginnings.py", "gloo"): "others may connect ranks later than a group begins",
+    ("suites/collectives/groups/test_hosts.py", "gloo"): "it alone reads its interface for each new group",
+    ("suites/replicate/modules/test_application.py", "cuda"): "a type of device that torch always knows",
 }
 """Where a name of a backend, or of a type of device, is written all the same, and why."""
 

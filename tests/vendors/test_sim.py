@@ -188,7 +188,7 @@ def test_random_numbers(sim: Sim) -> None:
 @pytest.mark.nightly
 def test_suites(sim: Sim) -> None:
     """Collectives on its devices give the right answers, in the right order."""
-    files = [f"suites/collectives/test_{name}.py" for name in ("broadcast", "all_to_all")]
+    files = [f"suites/collectives/operations/test_{name}.py" for name in ("broadcast", "all_to_all")]
     done = sim.suites(*files, *OF_STREAMS)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -353,10 +353,11 @@ def test_programs_share_a_world(sim: Sim, tmp_path: Path) -> None:
 
 
 JUDGED = [
-    f"suites/collectives/test_{n}.py" for n in ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
+    f"suites/collectives/operations/test_{n}.py"
+    for n in ("all_reduce", "all_to_all", "broadcast", "reduce_scatter", "barriers")
 ]
 """Files in which a defect must show, unless it is one of streams."""
-OF_STREAMS = [f"suites/{stack}/test_streams.py" for stack in ("collectives", "replicate", "replicate_fsdp")]
+OF_STREAMS = [f"suites/{folder}/test_streams.py" for folder in ("collectives/in_flight", "replicate", "replicate_fsdp")]
 
 
 @pytest.mark.nightly
