@@ -76,3 +76,21 @@ def test_breach_is_seen(tmp_path: Path, file: str, text: str, broken: str) -> No
     linted = lint(tmp_path)
     assert (linted.returncode != 0) == bool(broken)
     assert not broken or f"{broken} BROKEN" in linted.stdout
+
+
+def topics(page: str) -> set[str]:
+    """The topics that a page on the suites lists, as paths in suites/."""
+    return set(re.findall(r"^\| \[`\w+`\]\((\w+/\w+)\) \|", page, re.MULTILINE))
+
+
+def test_topics_of_suites() -> None:
+    """The page beside the suites lists every folder of them that has tests, and no other; none has very many files."""
+    suites = ROOT / "suites"
+    there = {file.parent.relative_to(suites).as_posix() for file in suites.rglob("test_*.py")}
+    assert topics((suites / "README.md").read_text()) == {place for place in there if "/" in place}
+    assert max(len(list((suites / place).glob("test_*.py"))) for place in there) <= 40
+
+
+def test_topics_are_read() -> None:
+    """A row names a topic by its path; other tables and links don't count."""
+    assert topics("| [`a`](b/a) | x |\n| [`c`](b/c)\n| d | [`e`](b/e) |") == {"b/a"}
