@@ -239,8 +239,8 @@ Every parameter of every public function of the stacks, the values of it that me
 PyTorch gets this value.
 
 - **not tested** says why no test of the suites can have the value, or what stands for it.
-- **gap** marks a value that a test ought to have. `pytest -p harness.commands.given suites/STACK/TOPIC/test_NAME.py` lists
-  the gaps that the calls of these tests fill.
+- **gap** marks a value that a test ought to have. `pytest -p harness.commands.given FILE`, with a file of the suites,
+  lists the gaps that the calls of its tests fill.
 - A version in parentheses says which versions of PyTorch have the function or the parameter.
 
 Which functions are public, and which parameters they have, is computed from the installed PyTorch

@@ -106,6 +106,8 @@ def probe(
     if json is not None:
         _write(json, _encoded(found, difference))
     if not any(size.end == "right" for size in found.sizes):
+        ask = "" if modules else f"; if a package brings {spec.backend!r}, name its module: --imports MODULE"
+        typer.echo(f"concord: no world came up, so nothing else was tried{ask}", err=True)
         raise typer.Exit(1)
     if difference is not None:
         raise typer.Exit(1 if difference.not_found else 0)

@@ -123,6 +123,19 @@ def test_bad_input(tmp_path: Path, concord: Callable[..., Any], arguments: tuple
     assert (tmp_path / "mine.toml").read_text() == "# edited\n"
 
 
+@pytest.mark.parametrize(
+    ("imports", "said"),
+    [((), "; if a package brings 'mine', name its module: --imports MODULE\n"), (("--imports=os",), "\n")],
+)
+def test_unknown_backend(concord: Callable[..., Any], imports: tuple[str, ...], said: str) -> None:
+    """A backend that nothing registers is named with what is missing, and no draft is made."""
+    ended = concord("probe", "--backend=mine", "--device=cpu", "--sizes=1", *imports)
+    assert ended.exit_code == 1
+    assert "Unknown backend type mine" in " ".join(ended.stderr.split())
+    assert ended.stderr.endswith(f"concord: no world came up, so nothing else was tried{said}")
+    assert ended.stdout == ""
+
+
 def test_check(tmp_path: Path, concord: Callable[..., Any]) -> None:
     """Several files are checked at once: every mistake is told, and 2 is the exit code."""
     good, bad = ROOT / "fixtures/profiles/sim.toml", tmp_path / "bad.toml"
