@@ -1,6 +1,6 @@
 """The facts about the tests of a checkout: what each proves, runs on and needs.
 
-pytest collects them (:mod:`harness.plugin.telling`), so that results can be compared with the suite.
+pytest collects them (:mod:`harness.plugin.suite_facts`), so that results can be compared with the suite.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from harness.worlds.launch import LaunchError
 from harness.worlds.listening import LocalListener
 from harness.worlds.local import LocalLauncher
 from harness.worlds.local_rank import LocalRank
-from harness.worlds.looking import threads_of
+from harness.worlds.observing import threads_of
 from harness.worlds.rank import RankSetup
 
 _MOST_WAITING = 256 << 20

@@ -23,7 +23,7 @@ from reports.model import ReportError
 _LONGEST = 600.0
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Variables that the collecting process sees. None of them affects pytest, Python, Hypothesis, torch or Concord."""
-_PLUGINS = ("harness.plugin", "harness.plugin.telling", "pytest_timeout", "pytest_benchmark.plugin", "xdist.plugin")
+_PLUGINS = ("harness.plugin", "harness.plugin.suite_facts", "pytest_timeout", "pytest_benchmark.plugin", "xdist.plugin")
 _SUFFIXES = (".py", ".json", ".toml")
 
 

@@ -82,7 +82,7 @@ def devices_for(inventory: Inventory, ranks: int, ranks_per_device: int = 1) -> 
     """
     from harness.devices import DeviceError
     from harness.leases import Leases
-    from harness.leases.telling import Teller
+    from harness.leases.messages import Teller
     from harness.placement import Need
 
     need = Need(ranks, ranks_per_device)

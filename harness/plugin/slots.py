@@ -115,7 +115,7 @@ class Slots:
     @contextlib.contextmanager
     def _waiting(self, item: pytest.Item) -> Iterator[Callable[[Wait], None]]:
         """Stop the test's clock while it waits. Yields the callback to call meanwhile."""
-        from harness.leases.telling import names
+        from harness.leases.messages import names
 
         began: list[float] = []
         holders: dict[str, None] = {}
@@ -180,7 +180,7 @@ class Slots:
 
     def _news(self) -> str:
         """Return a line about tests of this session that wait for devices of others; "" if there is nothing new."""
-        from harness.leases.telling import AGAIN, SOON, sentence
+        from harness.leases.messages import AGAIN, SOON, sentence
 
         if self._told and time.monotonic() - self._told < AGAIN:
             return ""

@@ -35,7 +35,7 @@ from harness.thorough.journal import (
     Session,
     key_of,
 )
-from harness.thorough.telling import Ticker, table
+from harness.thorough.progress import Ticker, table
 
 ROUND = 100
 """The number of examples from one seed."""

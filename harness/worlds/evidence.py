@@ -11,8 +11,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from harness.worlds import telling
-from harness.worlds.bounded import TooLongError, within
+from harness.worlds import exceptions
+from harness.worlds.bounded_calls import TooLongError, within
 from harness.worlds.places import DISTRIBUTED, TORCH
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -54,8 +54,8 @@ def describe_exception(
     }
     try:
         tb = _without_our_frames(error.__traceback__)
-        frames = telling.frames_of(tb)
-        report["frames"] = telling.both_ends(frames, _MOST_FRAMES)
+        frames = exceptions.frames_of(tb)
+        report["frames"] = exceptions.both_ends(frames, _MOST_FRAMES)
         report["in_collective"] = bool(frames) and is_collective_frame(frames[-1][0])
         report |= within(_PATIENCE, functools.partial(_told, error, tb, style, show_locals))
     except TooLongError as e:  # __str__ and __repr__ are the user's code, which may never return
@@ -86,13 +86,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _told(error: BaseException, tb: TracebackType | None, style: str, show_locals: bool) -> dict[str, Any]:
     """Return the parts of a report that need the exception's own code."""
     told: dict[str, Any] = {"exit_code": _exit_code(error.code)} if isinstance(error, SystemExit) else {}
-    told["message"] = telling.text_of(error)
+    told["message"] = exceptions.text_of(error)
     try:
-        text = _formatted(error, tb, style, show_locals) if telling.is_short(error) else telling.shortly(error, tb)
+        text = (
+            _formatted(error, tb, style, show_locals) if exceptions.is_short(error) else exceptions.shortly(error, tb)
+        )
     except MemoryError:
         raise
     except BaseException as e:  # a __repr__ may even call sys.exit
-        text = f"{telling.shortly(error, tb)}\n({name_of(type(e))} while its traceback was formatted)"
+        text = f"{exceptions.shortly(error, tb)}\n({name_of(type(e))} while its traceback was formatted)"
     told["text"] = text[-_MOST_TEXT:]
     return told
 
@@ -100,11 +102,11 @@ def _told(error: BaseException, tb: TracebackType | None, style: str, show_local
 def _told_shortly(error: BaseException, tb: TracebackType | None, late: TooLongError) -> tuple[str, str]:
     """Return message and text of an exception that could not be described in time."""
     try:
-        return within(_PATIENCE_AGAIN, lambda: (telling.text_of(error), telling.shortly(error, tb)[-_MOST_TEXT:]))
+        return within(_PATIENCE_AGAIN, lambda: (exceptions.text_of(error), exceptions.shortly(error, tb)[-_MOST_TEXT:]))
     except BaseException:
         file, line, function = late.frames[-1] if late.frames else ("?", 0, "?")
         unread = f"(its message could not be read: {late}, in {function} at {file}:{line})"
-        return unread, telling.shortly(error, tb, messages=False)[-_MOST_TEXT:]
+        return unread, exceptions.shortly(error, tb, messages=False)[-_MOST_TEXT:]
 
 
 def is_collective_frame(file: str) -> bool:

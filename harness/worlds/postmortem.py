@@ -10,10 +10,10 @@ from typing import Any
 
 from harness.safe_io.shown import printable
 from harness.worlds.blackbox import Issued
+from harness.worlds.exceptions import both_ends
 from harness.worlds.handle import HERE, Place
 from harness.worlds.launch import Exit
 from harness.worlds.places import short_path, source_line
-from harness.worlds.telling import both_ends
 from harness.worlds.views import Record
 from harness.worlds.watchdog import Explanation, user_frame
 

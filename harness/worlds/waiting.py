@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from harness.worlds import answers, looking, postmortem, unpickling, watchdog, wire
-from harness.worlds.bounded import TooLongError, within
+from harness.worlds import answers, observing, postmortem, unpickling, watchdog, wire
+from harness.worlds.bounded_calls import TooLongError, within
 from harness.worlds.evidence import describe_exception
 from harness.worlds.handle import Heard, RankHandle
 from harness.worlds.places import is_source
 from harness.worlds.postmortem import End, RanksFailed
-from harness.worlds.ranks import Ranks
+from harness.worlds.rank_set import Ranks
 from harness.worlds.recorder import CALLS
 from harness.worlds.views import View
 from harness.worlds.watchdog import FIRST_LOOK, Explanation
@@ -34,7 +34,7 @@ class Waiting:
     """Waits for one answer from every rank.
 
     ``job``: the number that answers carry; ``answer``: their kind; ``timeout``: seconds; ``proof``: whether a proven
-    deadlock ends the wait; ``on_host``, ``on_device``: as for :class:`~harness.worlds.looking.Watch`.
+    deadlock ends the wait; ``on_host``, ``on_device``: as for :class:`~harness.worlds.observing.Watch`.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Waiting:
         ranks.show_output()
 
     @functools.cached_property
-    def _watch(self) -> looking.Watch:  # made when it is first needed: most runs end before that
-        return looking.Watch(
+    def _watch(self) -> observing.Watch:  # made when it is first needed: most runs end before that
+        return observing.Watch(
             self._ranks.launcher,
             self._ranks.processes,
             started=self._started,
@@ -323,7 +323,7 @@ class Waiting:
 
     def _views(self) -> list[View]:
         """Return where each rank is now, or how it has ended."""
-        views = looking.views_of(self._ranks.launcher, self._ranks.processes, {})
+        views = observing.views_of(self._ranks.launcher, self._ranks.processes, {})
         self._ranks.launcher.poll()
         ended = self._ended_how()
         return [dataclasses.replace(view, state=ended.get(view.index, view.state)) for view in views]
@@ -354,7 +354,7 @@ class Waiting:
             if view.frames and (end is None or end.kind == "garbled"):
                 stack = postmortem.stack_text(view.frames, view.called)
             if end is None:
-                doing = looking.standing(process, view)
+                doing = observing.standing(process, view)
                 if process.begun:
                     doing += f"; it has sent {process.begun}"
                 end = End(process.index, "stopped", self._clock.monotonic_ns())

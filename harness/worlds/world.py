@@ -20,7 +20,7 @@ from harness.worlds.launch import ServerLost, environment_of, import_path, worki
 from harness.worlds.network import AUTO, NETWORKS
 from harness.worlds.postmortem import RanksFailed
 from harness.worlds.rank import RankSetup
-from harness.worlds.ranks import Ranks
+from harness.worlds.rank_set import Ranks
 from harness.worlds.shipping import frame_of
 from harness.worlds.waiting import EXIT, Waiting
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import harness
-from harness.plugin.telling import _by_function, _cause
+from harness.plugin.suite_facts import _by_function, _cause
 from harness.redaction import Redactor
 from harness.results import (
     CAUSES,

@@ -19,7 +19,7 @@ from harness.worlds.blackbox import Issued
 from harness.worlds.launch import Output
 from harness.worlds.pool import Pool
 from harness.worlds.postmortem import RanksFailed
-from harness.worlds.ranks import Ranks
+from harness.worlds.rank_set import Ranks
 from harness.worlds.terminal import Terminal
 from harness.worlds.waiting import EXIT, Waiting
 from harness.worlds.world import World, WorldSpec

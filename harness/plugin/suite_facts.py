@@ -1,4 +1,4 @@
-"""``-p harness.plugin.telling --suite-facts FILE``: write the facts about every collected test to a file.
+"""``-p harness.plugin.suite_facts --suite-facts FILE``: write the facts about every collected test to a file.
 
 This is not part of the plug-in that every session loads. Only the process that collects a checkout loads it.
 """
