@@ -40,7 +40,7 @@ CALLS = re.compile(
 )
 FILES = re.compile(r"/(proc|sys|dev)\b")
 
-BY_THE_LAUNCHERS_CLOCK = ("looking", "postmortem", "ranks", "waiting", "watchdog", "world")
+BY_THE_LAUNCHERS_CLOCK = ("observing", "postmortem", "rank_set", "waiting", "watchdog", "world")
 LOCAL = {
     f"harness.worlds.{name}"
     for name in ("local", "local_rank", "listening", "guardian", "processes", "segments", "server")
