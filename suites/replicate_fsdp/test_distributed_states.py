@@ -1033,6 +1033,18 @@ def test_missing_optimizer_states(world: World, stack: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-53",
+    "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
+    source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.parametrize("lacking", ["nothing", "a parameter"])
+@pytest.mark.world(2)
+def test_missing_flattened_states(world: World, lacking: str) -> None:
+    """Load flattened states of several optimizers, strictly and not, and train on."""
+    world.run(lambda rank: optimizer_groups.check_missing_flattened(rank, sharded, lacking != "nothing"))
+
+
+@requirement(
     "RFSDP-DICT-900",
     "Distributed state dicts of a model keep nothing of it, its optimizer or its state once nothing references them.",
     source=f"{SOURCE}: get_state_dict, set_state_dict",
