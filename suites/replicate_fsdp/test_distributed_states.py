@@ -828,6 +828,38 @@ def test_other_groups(world: World, saved: int, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-3001",
+    "Loading an optimizer's state into other groups gives each the settings of its parameters, or raises an error.",
+    source=f"{SOURCE}: set_optimizer_state_dict; torch.optim.Optimizer.load_state_dict: number of groups",
+)
+@pytest.mark.parametrize("how", ["by names", "full", "flattened"])
+@pytest.mark.parametrize("rates", [(0.5, 0.5), (0.5, 0.25)], ids=["equal", "different"])
+@pytest.mark.world(2)
+def test_joined_groups(world: World, rates: tuple[float, float], how: str) -> None:
+    """The parameters of two groups, whose settings may differ, are in one group afterwards, in either order."""
+
+    def body(rank: Rank) -> str:
+        model: Any = fully_shard(nn.Linear(2, 2).to(rank.device), mesh=rank.mesh())
+        options = {"full": FULL, "flattened": FLAT}.get(how, {})
+        found = []
+        for order in (model.weight, model.bias), (model.bias, model.weight):
+            groups = [{"params": [p], "lr": rate} for p, rate in zip(order, rates, strict=True)]
+            saved = torch.optim.SGD(groups, momentum=0.5)
+            state = get_optimizer_state_dict(model, saved, options=StateDictOptions(**options))
+            joined = torch.optim.SGD(model.parameters(), lr=8.0, momentum=0.5)
+            try:
+                set_optimizer_state_dict(model, joined, state, options=StateDictOptions(**options))
+            except (RuntimeError, ValueError):
+                assert len(set(rates)) == 2
+                continue
+            found.append([group["lr"] for group in joined.param_groups])
+        return f"rates: {found}"
+
+    right = [[rates[0]]] * 2 if len(set(rates)) == 1 else []
+    assert_on_ranks([f"rates: {right}"] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-02",
     "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
     source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
