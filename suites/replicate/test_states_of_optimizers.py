@@ -27,14 +27,14 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 """Optimizers of torch.optim: one whose gradients have to be sparse, one whose steps take a closure, and the others."""
 
 
-def made(name: str, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
+def made(name: str, device: torch.device, **more: Any) -> tuple[Any, torch.optim.Optimizer]:
     """Return a replicated embedding, whose gradients are sparse where they have to be, and its optimizer."""
     module = nn.Embedding(4, 2, sparse=name == "SparseAdam", device=device)
     with torch.no_grad():
         module.weight.copy_(torch.arange(8.0).view(4, 2) / 4)
     options = {key: value for kinds in KINDS.values() for key, value in kinds.get(name, {}).items()}
     model = DistributedDataParallel(module)
-    return model, getattr(torch.optim, name.split()[0])(model.parameters(), lr=0.5, **options)
+    return model, getattr(torch.optim, name.split()[0])(model.parameters(), lr=0.5, **options, **more)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -84,9 +84,10 @@ def test_states_of_new_optimizers(world: World, which: str) -> None:
 FIRST_STEPS: dict[str, list[str]] = {
     "counted": ["Adafactor", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"],
     "Rprop": ["Rprop"],
+    "decayed": ["Adadelta", "RMSprop", "SGD with momentum"],
     "others": ["Adadelta", "Adagrad", "Muon", "RMSprop", "SGD", "SGD with momentum"],
 }
-"""Optimizers whose steps depend on how many there were, one whose step sizes begin with the rate, and the others."""
+"""Optimizers whose steps count, one whose step sizes begin with the rate, those that sum decayed weights, and others."""
 
 
 @requirement(
@@ -101,10 +102,11 @@ def test_steps_after_reading(world: World, which: str) -> None:
 
     def body(rank: Rank) -> None:
         wrong = []
+        options = {"weight_decay": 0.25} if which == "decayed" else {}
         for name in FIRST_STEPS[which]:
             weights = []
             for read in False, True:
-                model, optimizer = made(name, rank.device)
+                model, optimizer = made(name, rank.device, **options)
                 if read:
                     get_optimizer_state_dict(model, optimizer)
                 for _ in range(3):
