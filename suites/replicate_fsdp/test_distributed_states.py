@@ -885,6 +885,46 @@ def test_read_before_the_first_step(world: World, kind: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-7505",
+    "An optimizer gets all saved states with the settings that need them, whatever its own settings were.",
+    source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("how", ["by names", "full", "flattened"])
+@pytest.mark.world(2)
+def test_states_of_other_settings(world: World, how: str) -> None:
+    """Load momentum or largest squares into optimizers that have none so far."""
+    kinds: dict[str, tuple[Any, dict[str, Any], str]] = {
+        "momentum": (torch.optim.SGD, {"momentum": 0.5}, "momentum_buffer"),
+        "largest squares": (torch.optim.AdamW, {"amsgrad": True}, "max_exp_avg_sq"),
+        "momentum of means": (torch.optim.RMSprop, {"momentum": 0.5}, "momentum_buffer"),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        options = StateDictOptions(**{"full": FULL, "flattened": FLAT}.get(how, {}))
+        wrong = []
+        for name, (kind, settings, state) in kinds.items():
+            if how == "full" and name == "momentum":
+                continue  # a full state of an optimizer without states cannot be set
+            model: Any = fully_shard(nn.Linear(2, 2, bias=False).to(rank.device), mesh=rank.mesh())
+            trained = kind(model.parameters(), lr=0.5, **settings)
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+            trained.step()
+            model.zero_grad()
+            saved = get_optimizer_state_dict(model, trained, options=options)
+            fresh = kind(model.parameters(), lr=8.0)
+            set_optimizer_state_dict(model, fresh, saved, options=options)
+            assert {key: fresh.param_groups[0][key] for key in settings} == settings, name
+            found: Any = fresh.state[model.weight].get(state)
+            if not isinstance(found, DTensor):
+                wrong.append(f"{name}: the state is {found}")
+            elif not torch.equal(found.full_tensor(), trained.state[model.weight][state].full_tensor()):
+                wrong.append(f"{name}: the state has other values")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-203",
     "An optimizer without states still has none after its state dict was loaded.",
     source=f"{SOURCE}: get_optimizer_state_dict, set_optimizer_state_dict, flatten_optimizer_state_dict",
