@@ -1,4 +1,4 @@
-# An error in a block of loss_parallel leaves its losses in place: later losses of replicated DTensors raise
+# An error in loss_parallel leaves its losses in place: gradients of log_softmax are wrong, losses of replicas raise
 # unreported
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 loss_parallel_after_error.py
@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
@@ -29,7 +29,17 @@ def report(expected: object, observed: object) -> None:
 
 mesh = init_device_mesh("cpu", (size,))
 logits, target = (distribute_tensor(x, mesh, [Replicate()]) for x in (torch.eye(4), torch.arange(4)))
-expected = functional.cross_entropy(logits, target).full_tensor().item()
+classes = distribute_tensor(torch.eye(4), mesh, [Shard(1)]).requires_grad_()
+
+
+def gradient() -> list[float]:
+    """Return the first row of the gradient of log_softmax, weighted by ones on the diagonal."""
+    classes.grad = None
+    (functional.log_softmax(classes, -1) * logits).sum().backward()
+    return [round(x, 3) for x in classes.grad.full_tensor()[0].tolist()]
+
+
+expected = [functional.cross_entropy(logits, target).full_tensor().item(), gradient()]
 try:
     with loss_parallel():
         raise KeyError
@@ -39,4 +49,4 @@ try:
     observed: object = functional.cross_entropy(logits, target).full_tensor().item()
 except ValueError as error:
     observed = str(error)
-report(expected, observed)
+report(expected, [observed, gradient()])

@@ -1,4 +1,4 @@
-# get_optimizer_state_dict before the first step leaves the step count at 1: the first step's update is wrong, silently
+# get_optimizer_state_dict before the first step counts as a step with a rate of 0: later updates are wrong, silently
 # https://github.com/pytorch/pytorch/issues/164929
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 state_dict_counts_a_step.py
@@ -38,4 +38,16 @@ def count(read: bool) -> float:
     return float(optimizer.state[model.weight]["step"])
 
 
-report([1.0, 1.0], [count(False), count(True)])
+def updated(read: bool) -> float:
+    """Return the weight after one step of Rprop, which begins with the rate as the size of its steps."""
+    weight = nn.Parameter(torch.ones(1))
+    model = nn.ParameterDict({"weight": weight})
+    optimizer = torch.optim.Rprop(model.parameters(), lr=0.5)
+    if read:
+        get_optimizer_state_dict(model, optimizer)
+    weight.square().sum().backward()
+    optimizer.step()
+    return round(weight.item(), 4)
+
+
+report([1.0, 1.0, 0.5, 0.5], [count(False), count(True), updated(False), updated(True)])

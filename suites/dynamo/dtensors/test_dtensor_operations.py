@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.limit import runs_with
 
@@ -466,3 +467,46 @@ def test_strides_of_all_sizes(world: World) -> None:
         assert counter.graphs == 2
 
     world.run(body)
+
+
+PARTS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "of known sizes": {
+        "first columns": lambda d: d[:, :2] * 2,
+        "a column": lambda d: d[:, 1] + 1,
+        "first rows of the transposed": lambda d: d.t()[:2] * 2,
+        "copied columns": lambda d: d[:, 1:3].clone(),
+        "sum of columns": lambda d: d[:, :2].sum(),
+    },
+    "of dynamic sizes": {
+        "later columns": lambda d: d[:, 1:] * 2,
+        "all but the last column": lambda d: d[:, :-1] + 1,
+        "a row": lambda d: d[0] * 2,
+        "rows": lambda d: d[:2] + 1,
+    },
+}
+"""What is made of a part of a matrix that has any number of columns."""
+
+
+@requirement(
+    "DYN-DT-7503",
+    "Compiled code uses parts of DTensors, whose strides alone may be dynamic, as uncompiled code does.",
+    source="torch.compile: dynamic; torch.distributed.tensor.DTensor; pytorch/pytorch#152954",
+)
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.world(2)
+def test_parts_of_dynamic_matrices(world: World, parts: str) -> None:
+    """Take columns or rows of a matrix by rows, or of a replicated one, whose columns are marked as dynamic."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for (name, function), placement in itertools.product(PARTS[parts].items(), (ROWS, WHOLE)):
+            d = made(rank, rank.mesh(2), placement, name)
+            dynamo.marked("dynamic", d, 1)
+            compiled, _ = dynamo.compiled(function, backend="eager")
+            try:
+                assert_alike(function(d), compiled(d), f"{name} of {placement}")
+            except RuntimeError as e:
+                wrong.append(f"{name} of {placement}: {e}")
+        return [error.splitlines()[0] for error in wrong]
+
+    assert_on_ranks([[]] * world.size, world.run(body))

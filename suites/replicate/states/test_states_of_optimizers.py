@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.states import assert_equal
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "SparseAdam": {"SparseAdam": {}},
@@ -27,14 +27,14 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 """Optimizers of torch.optim: one whose gradients have to be sparse, one whose steps take a closure, and the others."""
 
 
-def made(name: str, device: torch.device) -> tuple[Any, torch.optim.Optimizer]:
+def made(name: str, device: torch.device, **more: Any) -> tuple[Any, torch.optim.Optimizer]:
     """Return a replicated embedding, whose gradients are sparse where they have to be, and its optimizer."""
     module = nn.Embedding(4, 2, sparse=name == "SparseAdam", device=device)
     with torch.no_grad():
         module.weight.copy_(torch.arange(8.0).view(4, 2) / 4)
     options = {key: value for kinds in KINDS.values() for key, value in kinds.get(name, {}).items()}
     model = DistributedDataParallel(module)
-    return model, getattr(torch.optim, name.split()[0])(model.parameters(), lr=0.5, **options)
+    return model, getattr(torch.optim, name.split()[0])(model.parameters(), lr=0.5, **options, **more)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -79,3 +79,66 @@ def test_states_of_new_optimizers(world: World, which: str) -> None:
         assert not wrong, "; ".join(wrong)
 
     world.run(body)
+
+
+FIRST_STEPS: dict[str, list[str]] = {
+    "counted": ["Adafactor", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"],
+    "Rprop": ["Rprop"],
+    "decayed": ["Adadelta", "RMSprop", "SGD with momentum"],
+    "others": ["Adadelta", "Adagrad", "Muon", "RMSprop", "SGD", "SGD with momentum"],
+}
+"""Optimizers whose steps count, one whose step sizes begin with the rate, those that sum decayed weights, and others."""
+
+
+@requirement(
+    "REPL-STATE-7500",
+    "An optimizer whose state was got before its first step takes the steps of one whose state was not.",
+    source="torch.distributed.checkpoint.state_dict: get_optimizer_state_dict; torch.optim",
+)
+@pytest.mark.parametrize("which", FIRST_STEPS)
+@pytest.mark.world(2)
+def test_steps_after_reading(world: World, which: str) -> None:
+    """Take three steps of an embedding's optimizer, having got its state before them or not."""
+
+    def body(rank: Rank) -> None:
+        wrong = []
+        options = {"weight_decay": 0.25} if which == "decayed" else {}
+        for name in FIRST_STEPS[which]:
+            weights = []
+            for read in False, True:
+                model, optimizer = made(name, rank.device, **options)
+                if read:
+                    get_optimizer_state_dict(model, optimizer)
+                for _ in range(3):
+                    train(model, optimizer)
+                weights.append(model.module.weight.detach())
+            if not torch.equal(*weights):
+                wrong.append(f"{name}: the weights are {weights[1].tolist()}")
+        assert not wrong, "; ".join(wrong)
+
+    world.run(body)
+
+
+@requirement(
+    "REPL-STATE-7501",
+    "Getting an optimizer's state calls no hook of its steps.",
+    source="torch.distributed.checkpoint.state_dict: get_optimizer_state_dict; "
+    "torch.optim.Optimizer: register_step_pre_hook, register_step_post_hook",
+)
+@pytest.mark.parametrize("when", ["before the first step", "later"])
+@pytest.mark.world(2)
+def test_hooks_of_steps(world: World, when: str) -> None:
+    """Get the state of an optimizer whose hooks count its steps."""
+
+    def body(rank: Rank) -> list[str]:
+        model, optimizer = made("SGD with momentum", rank.device)
+        if when == "later":
+            train(model, optimizer)
+        model.zero_grad()
+        calls = list[str]()
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before a step"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after a step"))
+        get_optimizer_state_dict(model, optimizer)
+        return calls
+
+    assert_on_ranks([[]] * world.size, world.run(body))

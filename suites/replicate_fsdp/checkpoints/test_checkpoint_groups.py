@@ -14,7 +14,7 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, 
 
 from fixtures.states import WAYS_TO_SAVE, assert_equal, whole
 from fixtures.tensors import numbers
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.distributed.checkpoint"
 GROUPS = [[0, 2], [1, 2], [2]]
@@ -165,6 +165,35 @@ def test_groups_in_turn(world: World, tmp_path: Path, plans: str) -> None:
         assert not lacking, "; ".join(lacking)
 
     world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-7502",
+    "A checkpoint by all ranks has what each of them saves, also after ranks have saved alone.",
+    source=f"{SOURCE}: save: no_dist, process_group; DefaultSavePlanner: enable_plan_caching",
+)
+@pytest.mark.parametrize("plans", ["kept", "made again"])
+@pytest.mark.parametrize("how", ["in groups", "without a group"])
+@pytest.mark.world(2)
+def test_alone_then_together(world: World, tmp_path: Path, how: str, plans: str) -> None:
+    """Save what a rank has alone, then what all have together, which adds nothing."""
+
+    def body(rank: Rank) -> str:
+        groups = [rank.subgroup([one]) for one in range(2)]
+        kind = type(f"{how} {plans}", (checkpoint.DefaultSavePlanner,), {})  # plans are kept for a class's name
+        alone = {"no_dist": True} if how != "in groups" else {"process_group": groups[rank.index]}
+        state = {f"of {rank.index}": torch.full((2,), 1.0 + rank.index, device=rank.device)}
+        for folder, options in (f"alone {rank.index}", alone), ("together", {}):
+            planner = kind(enable_plan_caching=plans == "kept")
+            checkpoint.save(dict(state), checkpoint_id=tmp_path / folder, planner=planner, **options)
+        loaded = {f"of {n}": torch.zeros(2, device=rank.device) for n in range(2)}
+        try:
+            checkpoint.load(loaded, checkpoint_id=tmp_path / "together")
+        except checkpoint.CheckpointException as e:
+            return f"not loaded: {str(e).strip().splitlines()[-1]}"
+        return str({name: value.tolist() for name, value in loaded.items()})
+
+    assert_on_ranks([str({f"of {n}": [1.0 + n] * 2 for n in range(2)})] * world.size, world.run(body))
 
 
 PLACEMENTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Placement]]] = {

@@ -828,6 +828,38 @@ def test_other_groups(world: World, saved: int, how: str) -> None:
 
 
 @requirement(
+    "RFSDP-DICT-3001",
+    "Loading an optimizer's state into other groups gives each the settings of its parameters, or raises an error.",
+    source=f"{SOURCE}: set_optimizer_state_dict; torch.optim.Optimizer.load_state_dict: number of groups",
+)
+@pytest.mark.parametrize("how", ["by names", "full", "flattened"])
+@pytest.mark.parametrize("rates", [(0.5, 0.5), (0.5, 0.25)], ids=["equal", "different"])
+@pytest.mark.world(2)
+def test_joined_groups(world: World, rates: tuple[float, float], how: str) -> None:
+    """The parameters of two groups, whose settings may differ, are in one group afterwards, in either order."""
+
+    def body(rank: Rank) -> str:
+        model: Any = fully_shard(nn.Linear(2, 2).to(rank.device), mesh=rank.mesh())
+        options = {"full": FULL, "flattened": FLAT}.get(how, {})
+        found = []
+        for order in (model.weight, model.bias), (model.bias, model.weight):
+            groups = [{"params": [p], "lr": rate} for p, rate in zip(order, rates, strict=True)]
+            saved = torch.optim.SGD(groups, momentum=0.5)
+            state = get_optimizer_state_dict(model, saved, options=StateDictOptions(**options))
+            joined = torch.optim.SGD(model.parameters(), lr=8.0, momentum=0.5)
+            try:
+                set_optimizer_state_dict(model, joined, state, options=StateDictOptions(**options))
+            except (RuntimeError, ValueError):
+                assert len(set(rates)) == 2
+                continue
+            found.append([group["lr"] for group in joined.param_groups])
+        return f"rates: {found}"
+
+    right = [[rates[0]]] * 2 if len(set(rates)) == 1 else []
+    assert_on_ranks([f"rates: {right}"] * world.size, world.run(body))
+
+
+@requirement(
     "RFSDP-DICT-02",
     "get_optimizer_state_dict has one device's values with every option, and changes neither model nor optimizer.",
     source=f"{SOURCE}: get_optimizer_state_dict, StateDictOptions",
@@ -850,6 +882,46 @@ def test_tensor_rates(world: World, stack: str) -> None:
 def test_read_before_the_first_step(world: World, kind: str) -> None:
     """Take a step, having read the optimizer's state before it or not."""
     world.run(lambda rank: optimizer_groups.check_read_before(rank, sharded, kind))
+
+
+@requirement(
+    "RFSDP-DICT-7505",
+    "An optimizer gets all saved states with the settings that need them, whatever its own settings were.",
+    source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions",
+)
+@pytest.mark.parametrize("how", ["by names", "full", "flattened"])
+@pytest.mark.world(2)
+def test_states_of_other_settings(world: World, how: str) -> None:
+    """Load momentum or largest squares into optimizers that have none so far."""
+    kinds: dict[str, tuple[Any, dict[str, Any], str]] = {
+        "momentum": (torch.optim.SGD, {"momentum": 0.5}, "momentum_buffer"),
+        "largest squares": (torch.optim.AdamW, {"amsgrad": True}, "max_exp_avg_sq"),
+        "momentum of means": (torch.optim.RMSprop, {"momentum": 0.5}, "momentum_buffer"),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        options = StateDictOptions(**{"full": FULL, "flattened": FLAT}.get(how, {}))
+        wrong = []
+        for name, (kind, settings, state) in kinds.items():
+            if how == "full" and name == "momentum":
+                continue  # a full state of an optimizer without states cannot be set
+            model: Any = fully_shard(nn.Linear(2, 2, bias=False).to(rank.device), mesh=rank.mesh())
+            trained = kind(model.parameters(), lr=0.5, **settings)
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+            trained.step()
+            model.zero_grad()
+            saved = get_optimizer_state_dict(model, trained, options=options)
+            fresh = kind(model.parameters(), lr=8.0)
+            set_optimizer_state_dict(model, fresh, saved, options=options)
+            assert {key: fresh.param_groups[0][key] for key in settings} == settings, name
+            found: Any = fresh.state[model.weight].get(state)
+            if not isinstance(found, DTensor):
+                wrong.append(f"{name}: the state is {found}")
+            elif not torch.equal(found.full_tensor(), trained.state[model.weight][state].full_tensor()):
+                wrong.append(f"{name}: the state has other values")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
 
 
 @requirement(
@@ -1030,6 +1102,18 @@ def test_missing_optimizer_states(world: World, stack: str) -> None:
     """One parameter, two or none lack a state, and a state of an unknown one is there besides."""
     distribute = STACKS[stack]
     world.run(lambda rank: optimizer_groups.check_missing_states(rank, distribute))
+
+
+@requirement(
+    "RFSDP-DICT-53",
+    "With strict=False, set_optimizer_state_dict loads the states that there are, and otherwise names a missing one.",
+    source=f"{SOURCE}: set_optimizer_state_dict, StateDictOptions.strict",
+)
+@pytest.mark.parametrize("lacking", ["nothing", "a parameter"])
+@pytest.mark.world(2)
+def test_missing_flattened_states(world: World, lacking: str) -> None:
+    """Load flattened states of several optimizers, strictly and not, and train on."""
+    world.run(lambda rank: optimizer_groups.check_missing_flattened(rank, sharded, lacking != "nothing"))
 
 
 @requirement(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -361,6 +361,46 @@ def test_used_parts(world: World, used: str) -> None:
             assert plain.grad is not None
             if not right(plain.grad, own.grad):  # type: ignore[arg-type]
                 wrong.append(name)
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+CUTS: dict[str, dict[str, Callable[[Any, int], Sequence[Any]]]] = {
+    "of a size": {"split": lambda x, dim: x.split(2, dim)},
+    "others": {
+        "split by sizes": lambda x, dim: x.split([0, x.shape[dim]], dim),
+        "chunk": lambda x, dim: x.chunk(2, dim),
+        "tensor_split": lambda x, dim: x.tensor_split(3, dim),
+        "unsafe_chunk": lambda x, dim: x.unsafe_chunk(2, dim),
+    },
+}
+"""Ways to cut a tensor along a dimension."""
+
+
+@requirement(
+    "TP-OP-7504",
+    "Operators cut a DTensor into the parts of a plain tensor, also along a dimension without elements.",
+    source=f"{SOURCE}: torch.split, torch.chunk, torch.tensor_split",
+)
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.world(2)
+def test_parts_of_nothing(world: World, cuts: str) -> None:
+    """Cut matrices without rows, without columns, or with both, along rows and columns."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        shapes = [(0, 4), (4, 0), (4, 4)]
+        for (name, cut), shape, layout, dim in itertools.product(CUTS[cuts].items(), shapes, (R, ROWS, COLUMNS), (0, 1)):
+            plain = floats(4, 4)[: shape[0], : shape[1]].to(rank.device)
+            try:
+                parts = [part.full_tensor() for part in cut(distribute_tensor(plain, mesh, [layout]), dim)]
+            except RuntimeError as e:
+                wrong.append(f"{name} of {shape} along {dim}: {str(e).splitlines()[0]}")
+                continue
+            expected = cut(plain, dim)
+            if not (len(expected) == len(parts) and all(map(torch.equal, expected, parts))):
+                wrong.append(f"{name} of {shape}, {layout}, along {dim}: {[tuple(part.shape) for part in parts]}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

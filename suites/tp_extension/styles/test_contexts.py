@@ -351,6 +351,48 @@ def test_loss_parallel_left(world: World, error: bool) -> None:
 
 
 @requirement(
+    "TP-LOSS-01",
+    "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",
+    source=f"{SOURCE}.loss_parallel",
+)
+@pytest.mark.parametrize("error", [True, False], ids=["error", "end"])
+@pytest.mark.world(2)
+def test_gradients_after_loss_parallel(world: World, error: bool) -> None:
+    """Leave a block by an error, or at its end, and compute gradients of log_softmax, softmax and their mixtures."""
+    ways: dict[str, Any] = {
+        "log_softmax": lambda x: nn.functional.log_softmax(x, -1) * x.detach(),
+        "softmax": lambda x: nn.functional.softmax(x, -1) * x.detach(),
+        "entropy": lambda x: nn.functional.softmax(x, -1) * nn.functional.log_softmax(x, -1),
+    }
+
+    def body(rank: Rank) -> list[str]:
+        wrong, given = [], (numbers(4, 6) % 5 / 4).to(rank.device)
+        try:
+            with loss_parallel():
+                if error:
+                    raise LookupError
+        except LookupError:
+            pass
+        for (name, way), placement in itertools.product(ways.items(), (Shard(0), Shard(1), Replicate())):
+            plain = given.clone().requires_grad_()
+            way(plain).sum().backward()
+            own: Any = distribute_tensor(given, rank.mesh(), [placement]).requires_grad_()
+            try:
+                way(own).sum().backward()
+            except ValueError as e:
+                wrong.append(f"{name} of {placement} raises {e}")
+                continue
+            assert plain.grad is not None
+            if not torch.allclose(plain.grad, own.grad.full_tensor()):
+                wrong.append(f"the gradient of {name} of {placement} differs")
+        with loss_parallel():
+            pass  # its end takes away what an error has left behind
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
     "TP-PLAN-09",
     "In loss_parallel, the cross-entropy of logits sharded over classes has one device's loss and gradient.",
     source=f"{SOURCE}: loss_parallel",
