@@ -35,6 +35,7 @@ class Pair:
         numbers = [torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape) for shape in shapes]
         self.sharded, self.whole = ([nn.Parameter(n.to(rank.device).clone()) for n in numbers] for _ in range(2))
         given = OPTIMIZERS[kind]
+        self.kind, self.options = kind, {"backwards": backwards, **options}
         self.zero: Any = ZeroRedundancyOptimizer(groups_of(self.sharded), kind, process_group=group, **options, **given)
         self.plain: Any = kind(groups_of(self.whole), **given)
 
@@ -57,6 +58,33 @@ class Pair:
                 gradients(parameters)
                 optimizer.step()
         self.compare(f"step {number}")
+
+    def goes_on(self, rank: Rank, group: Any, zero: Any, plain: Any, numbers: range) -> Pair:
+        """Load state dicts into new optimizers over a group, run steps, and return them."""
+        other = Pair(rank, self.kind, group, **self.options)
+        for (parameters, optimizer), (from_, _), state in zip(other.both, self.both, (zero, plain), strict=True):
+            for p, value in zip(parameters, from_, strict=True):
+                p.data.copy_(value.data)
+            optimizer.load_state_dict(copy.deepcopy(state))
+        for number in numbers:
+            other.step(number)
+        return other
+
+    def consolidated(self, target: int, *, here: bool) -> dict[str, Any] | None:
+        """Consolidate the states on a rank of the group, compare them there with the plain ones, and return them."""
+        self.zero.consolidate_state_dict(to=target)
+        if not here:
+            with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+                self.zero.state_dict()
+            return None
+        right, found = self.plain.state_dict(), self.zero.state_dict()
+        assert found["param_groups"] == right["param_groups"]
+        assert sorted(found["state"]) == sorted(right["state"])
+        for number, state in right["state"].items():
+            assert list(found["state"][number]) == list(state)
+            for name, value in state.items():
+                assert_same(value.cpu(), found["state"][number][name], f"{number}: {name}")
+        return dict(found)
 
     def compare(self, when: str) -> None:
         for i, (one, other) in enumerate(zip(self.sharded, self.whole, strict=True)):
@@ -136,17 +164,6 @@ def test_states(world: World) -> None:
     def body(rank: Rank) -> int:
         alone = rank.subgroup([rank.index], use_local_synchronization=True)
 
-        def goes_on(pair: Pair, group: Any, zero: Any, plain: Any, numbers: range) -> Pair:
-            """Load state dicts into new optimizers over a group, run steps, and return them."""
-            other = Pair(rank, kind, group, backwards=backwards)
-            for (parameters, optimizer), (from_, _), state in zip(other.both, pair.both, (zero, plain), strict=True):
-                for p, value in zip(parameters, from_, strict=True):
-                    p.data.copy_(value.data)
-                optimizer.load_state_dict(copy.deepcopy(state))
-            for number in numbers:
-                other.step(number)
-            return other
-
         for kind, backwards in itertools.product(OPTIMIZERS, (False, True)):
             pair = Pair(rank, kind, None, backwards=backwards)
             with pytest.raises(RuntimeError, match="consolidate_state_dict"):
@@ -156,28 +173,56 @@ def test_states(world: World) -> None:
                 for _, optimizer in pair.both:
                     optimizer.param_groups[1]["lr"] *= 0.5
             for target in range(2):
-                pair.zero.consolidate_state_dict(to=target)
-                right, found = pair.plain.state_dict(), None
-                if rank.index == target:
-                    found = pair.zero.state_dict()
-                    assert found["param_groups"] == right["param_groups"]
-                    assert sorted(found["state"]) == sorted(right["state"])
-                    for number, state in right["state"].items():
-                        assert list(found["state"][number]) == list(state)
-                        for name, value in state.items():
-                            assert_same(value.cpu(), found["state"][number][name], f"{number}: {name}")
-                else:
-                    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
-                        pair.zero.state_dict()
-                shared: list[Any] = [found]
+                shared: list[Any] = [pair.consolidated(target, here=rank.index == target)]
                 dist.broadcast_object_list(shared, target)
+                right = pair.plain.state_dict()
                 for saved, group in itertools.product((right, *shared), (None, alone)):
-                    other = goes_on(pair, group, saved, right, range(2, 4))
+                    other = pair.goes_on(rank, group, saved, right, range(2, 4))
                 other.zero.consolidate_state_dict(to=0)  # of the rank alone
-                goes_on(other, None, other.zero.state_dict(), other.plain.state_dict(), range(4, 6))
+                other.goes_on(rank, None, other.zero.state_dict(), other.plain.state_dict(), range(4, 6))
         return len(pair.zero.optim.state)
 
     assert sum(world.run(body)) == 4  # of four parameters in groups
+
+
+ORDERED = pytest.mark.needs(torch="torch.distributed.new_group(sort_ranks)")
+GROUPS = {
+    "the first two": (0, 1),
+    "the last two": (1, 2),
+    "the outer two": (0, 2),
+    "the last alone": (2,),
+    "in reverse": pytest.param((2, 0), marks=ORDERED),
+    "the first at last": pytest.param((1, 2, 0), marks=ORDERED),
+}
+"""Ranks of groups, in the order in which they are numbered there."""
+
+
+@requirement(
+    "DDP-ZERO-7800",
+    "The ranks of a ZeroRedundancyOptimizer's group consolidate states on each of them without the others, "
+    "whichever ranks they are.",
+    source=f"{SOURCE}: process_group, consolidate_state_dict: to",
+)
+@pytest.mark.parametrize("members", GROUPS.values(), ids=GROUPS)
+@pytest.mark.world(3)
+def test_states_of_groups(world: World, members: tuple[int, ...]) -> None:
+    """Consolidate on each rank of a group, before any step or after some, and load this into a new optimizer."""
+    ordered = list(members) == sorted(members)
+
+    def body(rank: Rank) -> None:
+        group = rank.subgroup(members, **({} if ordered else {"sort_ranks": False}))
+        if group is None:
+            return
+        for kind, views in itertools.product(OPTIMIZERS, (False, True)):
+            pair = Pair(rank, kind, group, backwards=views, parameters_as_bucket_view=views)
+            for steps in range(3):
+                for target, member in enumerate(members):
+                    shared: list[Any] = [pair.consolidated(target, here=rank.index == member)]
+                    dist.broadcast_object_list(shared, member, group)
+                    pair.goes_on(rank, group, *shared, pair.plain.state_dict(), range(steps, steps + 2))
+                pair.step(steps)
+
+    world.run(body)
 
 
 @requirement(
