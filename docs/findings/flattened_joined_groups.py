@@ -20,9 +20,7 @@ groups = [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "lr": 
 saved = torch.optim.SGD(groups, momentum=0.5)
 joined = torch.optim.SGD(model.parameters(), lr=8.0, momentum=0.5)
 try:
-    set_optimizer_state_dict(
-        model, joined, get_optimizer_state_dict(model, saved, options=options), options=options
-    )
+    set_optimizer_state_dict(model, joined, get_optimizer_state_dict(model, saved, options=options), options=options)
     observed = f"the rate of the only group is {joined.param_groups[0]['lr']}"
 except (RuntimeError, ValueError):  # PyTorch has a message for this
     observed = "an error"

@@ -59,8 +59,8 @@ _BEGINNINGS: Mapping[str, Sequence[str]] = {
     STATES: (
         *("checkpoint_", "torch_save_", "full_", "flattened_", "loaded_", "stateless_", "states_of_", "state_dict_"),
         *("optimizer_state_", "broadcast_memory_formats", "broadcast_settings_", "shared_module_", "extra_state_"),
-        *("frozen_second_name", "frozen_states_", "unexpected_key_", "offloaded_unknown_", "divided_group", "joined_groups"),
-        *("empty_group_in_between", "replicate_prefix"),
+        *("frozen_second_name", "frozen_states_", "unexpected_key_", "offloaded_unknown_", "divided_group"),
+        *("joined_groups", "empty_group_in_between", "replicate_prefix"),
     ),
 }
 """How the names of defects begin, by area.  Every other defect is in the area of its test's stack."""

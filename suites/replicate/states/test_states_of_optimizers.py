@@ -87,7 +87,7 @@ FIRST_STEPS: dict[str, list[str]] = {
     "decayed": ["Adadelta", "RMSprop", "SGD with momentum"],
     "others": ["Adadelta", "Adagrad", "Muon", "RMSprop", "SGD", "SGD with momentum"],
 }
-"""Optimizers whose steps count, one whose step sizes begin with the rate, those that sum decayed weights, and others."""
+"""Optimizers that count their steps, one whose step sizes begin with the rate, those that sum decays, and others."""
 
 
 @requirement(

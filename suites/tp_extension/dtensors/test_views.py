@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from fixtures.operators import choices, distributed, floats, right
 from fixtures.placements import MORE_OPERATORS
@@ -186,6 +186,40 @@ def test_other_sizes(world: World, kind: str) -> None:
             found, expected = distributed(whole, layout, rank, mesh).view(dtype), whole.view(dtype)
             if found.shape != expected.shape or not right(expected, found):
                 wrong.append(f"{dtype} of {layout}: has shape {tuple(found.shape)}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
+OF_NOTHING: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "flat": [((0, 4), (0,))],
+    "other dimensions": [((2, 0, 3), (6, 0)), ((0, 4), (4, 0))],
+    "regrouped": [((4, 0), (2, 2, 0)), ((0, 4), (0, 2, 2)), ((0, 4), (0, 8)), ((2, 0, 3), (0, 3)), ((4, 0), (0,))],
+}
+"""Shapes of tensors without elements, and of what they are viewed as."""
+
+
+@requirement(
+    "TP-VIEW-7506",
+    "A replicated DTensor without elements can be viewed as all shapes that a plain tensor can be viewed as.",
+    source="torch.distributed.tensor.DTensor; torch.Tensor.view",
+)
+@pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, DTensor refuses other views")
+@pytest.mark.parametrize("kind", OF_NOTHING)
+@pytest.mark.world(2, timeout=5)
+def test_of_nothing(world: World, kind: str) -> None:
+    """View tensors of two and three dimensions, one of which has no elements."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for shape, other in OF_NOTHING[kind]:
+            given = distribute_tensor(torch.ones(shape, device=rank.device), rank.mesh(), [Replicate()])
+            try:
+                found: object = tuple(given.view(other).full_tensor().shape)
+            except RuntimeError as e:
+                found = str(e).splitlines()[0]
+            if found != other:
+                wrong.append(f"{shape} as {other}: {found}")
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))

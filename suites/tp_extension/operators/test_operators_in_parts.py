@@ -390,8 +390,8 @@ def test_parts_of_nothing(world: World, cuts: str) -> None:
 
     def body(rank: Rank) -> list[str]:
         mesh, wrong = rank.mesh(), []
-        shapes = [(0, 4), (4, 0), (4, 4)]
-        for (name, cut), shape, layout, dim in itertools.product(CUTS[cuts].items(), shapes, (R, ROWS, COLUMNS), (0, 1)):
+        cases = itertools.product(CUTS[cuts].items(), [(0, 4), (4, 0), (4, 4)], (R, ROWS, COLUMNS), (0, 1))
+        for (name, cut), shape, layout, dim in cases:
             plain = floats(4, 4)[: shape[0], : shape[1]].to(rank.device)
             try:
                 parts = [part.full_tensor() for part in cut(distribute_tensor(plain, mesh, [layout]), dim)]
