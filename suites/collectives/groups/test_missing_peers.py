@@ -68,9 +68,6 @@ CALLS: dict[str, dict[str, Call]] = {
         "reduce_scatter_single": lambda t, g, later: dist.reduce_scatter_single(
             t, t.repeat(2), group=g, async_op=later
         ),
-        "gather_single": lambda t, g, later: dist.gather_single(
-            t.repeat(2) if dist.get_rank() == 1 else None, t, 1, group=g, async_op=later
-        ),
         "barrier": lambda t, g, later: dist.barrier(g, async_op=later),
     },
     "coalescing": {"all_reduce": _coalesced},
