@@ -58,8 +58,8 @@ CALLS: dict[str, Call] = {
     "reduce_scatter with options": lambda group, mine, given: group.reduce_scatter(
         [mine], [_parts(mine)], _with(dist.ReduceScatterOptions(), given)
     ),
-    "alltoall with options": lambda group, mine, given: group.alltoall(
-        _parts(mine), _parts(mine), _with(dist.AllToAllOptions(), given)
+    "alltoall_base with options": lambda group, mine, given: group.alltoall_base(
+        mine, mine.clone(), [1, 1], [1, 1], _with(dist.AllToAllOptions(), given)
     ),
     "barrier with options": lambda group, mine, given: group.barrier(_with(dist.BarrierOptions(), given)),
 }
@@ -70,7 +70,7 @@ CALLS: dict[str, Call] = {
     "COLL-METHOD-01",
     "The timeout that a method of a group is given is that of this call, and of no later one.",
     source="torch.distributed.ProcessGroup: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, "
-    "alltoall_base, alltoall, barrier; test_dist2.py: ProcessGroupGlooTest",
+    "alltoall_base, barrier; test_dist2.py: ProcessGroupGlooTest",
 )
 @pytest.mark.needs(features=["subgroups", "timeouts"])
 @pytest.mark.world(2)
