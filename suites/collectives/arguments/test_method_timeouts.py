@@ -21,16 +21,47 @@ def _parts(mine: torch.Tensor) -> list[torch.Tensor]:
     return [torch.zeros_like(mine) for _ in range(2)]
 
 
+def _at(root: int, mine: torch.Tensor) -> list[torch.Tensor]:
+    return _parts(mine) if dist.get_rank() == root else []
+
+
+def _with(options: Any, given: dict[str, Any]) -> Any:
+    """Set a root and a timeout, of those that are given."""
+    for name, value in given.items():
+        setattr(options, name, value)
+    return options
+
+
 CALLS: dict[str, Call] = {
     "allreduce": lambda group, mine, given: group.allreduce(mine, **given),
+    "reduce": lambda group, mine, given: group.reduce(mine, root=0, **given),
     "broadcast": lambda group, mine, given: group.broadcast(mine, root=1, **given),
     "allgather": lambda group, mine, given: group.allgather(_parts(mine), mine, **given),
-    "scatter": lambda group, mine, given: group.scatter(
-        mine, _parts(mine) if group.rank() == 1 else [], root=1, **given
-    ),
+    "gather": lambda group, mine, given: group.gather(_at(0, mine), mine, root=0, **given),
+    "scatter": lambda group, mine, given: group.scatter(mine, _at(1, mine), root=1, **given),
     "reduce_scatter": lambda group, mine, given: group.reduce_scatter(mine, _parts(mine), **given),
     "alltoall_base": lambda group, mine, given: group.alltoall_base(mine, mine.clone(), [1, 1], [1, 1], **given),
     "barrier": lambda group, mine, given: group.barrier(**given),
+    "allreduce with options": lambda group, mine, given: group.allreduce([mine], _with(dist.AllreduceOptions(), given)),
+    "reduce with options": lambda group, mine, given: group.reduce(
+        [mine], _with(dist.ReduceOptions(), {"rootRank": 0, **given})
+    ),
+    "broadcast with options": lambda group, mine, given: group.broadcast(
+        [mine], _with(dist.BroadcastOptions(), {"rootRank": 1, **given})
+    ),
+    "gather with options": lambda group, mine, given: group.gather(
+        [_at(0, mine)] if dist.get_rank() == 0 else [], [mine], _with(dist.GatherOptions(), {"rootRank": 0, **given})
+    ),
+    "scatter with options": lambda group, mine, given: group.scatter(
+        [mine], [_at(1, mine)] if dist.get_rank() == 1 else [], _with(dist.ScatterOptions(), {"rootRank": 1, **given})
+    ),
+    "reduce_scatter with options": lambda group, mine, given: group.reduce_scatter(
+        [mine], [_parts(mine)], _with(dist.ReduceScatterOptions(), given)
+    ),
+    "alltoall_base with options": lambda group, mine, given: group.alltoall_base(
+        mine, mine.clone(), [1, 1], [1, 1], _with(dist.AllToAllOptions(), given)
+    ),
+    "barrier with options": lambda group, mine, given: group.barrier(_with(dist.BarrierOptions(), given)),
 }
 """Methods in which rank 0 waits for rank 1."""
 
@@ -38,8 +69,8 @@ CALLS: dict[str, Call] = {
 @requirement(
     "COLL-METHOD-01",
     "The timeout that a method of a group is given is that of this call, and of no later one.",
-    source="torch.distributed.ProcessGroup: allreduce, broadcast, allgather, scatter, reduce_scatter, alltoall_base, "
-    "barrier; test_dist2.py: ProcessGroupGlooTest",
+    source="torch.distributed.ProcessGroup: allreduce, reduce, broadcast, allgather, gather, scatter, reduce_scatter, "
+    "alltoall_base, barrier; test_dist2.py: ProcessGroupGlooTest",
 )
 @pytest.mark.needs(features=["subgroups", "timeouts"])
 @pytest.mark.world(2)
