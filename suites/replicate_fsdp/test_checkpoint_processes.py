@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +65,34 @@ def test_groups_in_turn(world: World, tmp_path: Path, order: str) -> None:
                 lacking.append(f"save {number}: not loaded: {str(e).strip().splitlines()[-1]}")
             dist.barrier()
         assert not lacking, "; ".join(lacking)
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-CHECKPOINT-7601",
+    "Another process saves the state of a rank alone, whether or not other ranks save theirs.",
+    source=f"{SOURCE}: async_save: no_dist: 'a checkpoint on a single rank/process', async_checkpointer_type",
+)
+@pytest.mark.parametrize("who", ["each", "one in its group", "one"])
+@pytest.mark.world(2)
+def test_alone(world: World, tmp_path: Path, who: str) -> None:
+    """Save on each rank or on the first one, and wait for it in a thread."""
+
+    def body(rank: Rank) -> None:
+        own = [rank.subgroup([one]) for one in range(rank.size)][rank.index]
+        folder, state = tmp_path / f"{rank.index}", {"number": rank.index + 2.0}
+        if who == "each" or rank.index == 0:
+            group = own if who == "one in its group" else None
+            options = {"no_dist": True, "process_group": group}
+            saver = threading.Thread(target=save, args=(state, folder), kwargs=options, daemon=True)
+            saver.start()
+            saver.join(20)
+            rank.store.set("saved", "no" if saver.is_alive() else "yes")
+            loaded = {"number": -1.0}
+            assert not saver.is_alive(), f"not saved, as {who} saves"
+            checkpoint.load(loaded, checkpoint_id=folder, no_dist=True)
+            assert_equal(state, loaded, "loaded")
+        rank.store.wait(["saved"])
 
     world.run(body)
