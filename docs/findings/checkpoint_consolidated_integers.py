@@ -1,5 +1,5 @@
 # HuggingFaceStorageWriter with enable_consolidation raises TypeError for integers, and silently halves complex tensors
-# unreported
+# https://github.com/pytorch/pytorch/issues/192485
 # Seen with torch 2.13.0+cpu, gloo, Python 3.11, Linux x86-64.
 # Run:  torchrun --standalone --nproc-per-node=2 checkpoint_consolidated_integers.py
 # It exits with 1 where the defect is there.
