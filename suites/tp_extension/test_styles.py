@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from fixtures.placements import laid_out
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.tensor.parallel"
 STYLES: dict[str, tuple[Callable[[], nn.Module], Callable[[], ParallelStyle]]] = {
@@ -565,6 +566,8 @@ def test_positions_of_output(world: World, style: Any, positions: int) -> None:
         module, given = copy.deepcopy(plain), (numbers(2, positions, 4) % 5).to(rank.device)
         parallelize_module(module, rank.mesh(), style(input_layouts=Replicate(), output_layouts=Shard(1)))
         for what, loss in LOSSES.items():
+            if runs_with("<2.12") and (style, positions, what) == (RowwiseParallel, 3, "sum"):
+                continue  # which is refused there, as that of columns is
             expected, output = plain(given), module(given)
             assert_same(chunk(expected, rank.size, rank.index, 1).detach(), output.detach() + 0, "output")
             loss(expected).backward()
