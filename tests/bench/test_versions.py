@@ -22,7 +22,7 @@ from harness.versions.environments import environment, variables
 
 ROOT = Path(__file__).parents[2]
 ENVS = [Path(text) for text in os.environ.get("CONCORD_ENVS", "").split(os.pathsep) if text]
-PART = ["suites/collectives/test_all_reduce.py", "suites/replicate", "suites/replicate_fsdp", "-k", "2ranks"]
+PART = ["suites/collectives/operations/test_all_reduce.py", "suites/replicate", "suites/replicate_fsdp", "-k", "2ranks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 

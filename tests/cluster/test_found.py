@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials
 from harness.cluster.launcher import Cluster
-from suites.collectives import test_hosts as collectives
+from suites.collectives.groups import test_hosts as collectives
 from suites.replicate_fsdp import test_hosts as replicate_fsdp
 from suites.tp_extension import test_hosts as tp_extension
 from tests.cluster.conftest import pool_of, running

@@ -16,7 +16,7 @@ from harness import Pool, Rank, RanksFailed, World, WorldSpec
 from harness.cluster import credentials
 from harness.cluster.host import HostRefused
 from harness.cluster.launcher import Cluster, ClusterLauncher
-from suites.collectives import test_hosts as collectives
+from suites.collectives.groups import test_hosts as collectives
 from tests.cluster.conftest import Agent, gone, pool_of, running
 from tests.cluster.hosts import Network, missing
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from suites.collectives import test_all_gather as all_gather
-from suites.collectives import test_all_reduce as all_reduce
-from suites.collectives import test_all_to_all as all_to_all
-from suites.collectives import test_barriers as barriers
-from suites.collectives import test_broadcast as broadcast
-from suites.collectives import test_crossings as crossings
-from suites.collectives import test_forms as forms
-from suites.collectives import test_functional as functional
-from suites.collectives import test_gather_scatter as gather_scatter
-from suites.collectives import test_gradients as gradients
-from suites.collectives import test_groups as groups
-from suites.collectives import test_layouts as layouts
-from suites.collectives import test_lifecycle as lifecycle
-from suites.collectives import test_misuse as misuse
-from suites.collectives import test_objects as objects
-from suites.collectives import test_point_to_point as messages
-from suites.collectives import test_reduce as reduce
-from suites.collectives import test_reduce_scatter as reduce_scatter
-from suites.collectives import test_restarts as restarts
-from suites.collectives import test_waiting as waiting
+from suites.collectives.operations import test_all_gather as all_gather
+from suites.collectives.operations import test_all_reduce as all_reduce
+from suites.collectives.operations import test_all_to_all as all_to_all
+from suites.collectives.operations import test_barriers as barriers
+from suites.collectives.operations import test_broadcast as broadcast
+from suites.collectives.arguments import test_crossings as crossings
+from suites.collectives.arguments import test_forms as forms
+from suites.collectives.functional import test_functional as functional
+from suites.collectives.operations import test_gather_scatter as gather_scatter
+from suites.collectives.gradients import test_gradients as gradients
+from suites.collectives.groups import test_groups as groups
+from suites.collectives.arguments import test_layouts as layouts
+from suites.collectives.groups import test_lifecycle as lifecycle
+from suites.collectives.arguments import test_misuse as misuse
+from suites.collectives.objects import test_objects as objects
+from suites.collectives.operations import test_point_to_point as messages
+from suites.collectives.operations import test_reduce as reduce
+from suites.collectives.operations import test_reduce_scatter as reduce_scatter
+from suites.collectives.groups import test_restarts as restarts
+from suites.collectives.in_flight import test_waiting as waiting
 from suites.collectives.cases import FUNCTIONAL
 from tests.collectives.finding import ASSERTION, ERROR, HANG, SILENCE, Finding
 

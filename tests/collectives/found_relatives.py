@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from suites.collectives import test_buffers as buffers
-from suites.collectives import test_flight as flight
-from suites.collectives import test_gradients as gradients
-from suites.collectives import test_lifecycle as lifecycle
-from suites.collectives import test_naming as naming
-from suites.collectives import test_objects as objects
-from suites.collectives import test_point_to_point as messages
-from suites.collectives import test_restarts as restarts
-from suites.collectives import test_sizes as sizes
-from suites.collectives import test_values as values
+from suites.collectives.arguments import test_buffers as buffers
+from suites.collectives.in_flight import test_flight as flight
+from suites.collectives.gradients import test_gradients as gradients
+from suites.collectives.groups import test_lifecycle as lifecycle
+from suites.collectives.groups import test_naming as naming
+from suites.collectives.objects import test_objects as objects
+from suites.collectives.operations import test_point_to_point as messages
+from suites.collectives.groups import test_restarts as restarts
+from suites.collectives.arguments import test_sizes as sizes
+from suites.collectives.arguments import test_values as values
 from tests.collectives.finding import ASSERTION, ERROR, HANG, Finding
 
 FOUND = (

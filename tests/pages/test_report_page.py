@@ -283,7 +283,7 @@ def test_whole_run(opened: Any, page: Any) -> None:
     every = [Call(name, *rest) for name in REDUCING for rest in itertools.product(*words)][:3600]
     tests = [
         TestResult(
-            nodeid=f"suites/collectives/test_crossings.py::test_an_input_of_any_layout[2ranks-{number}-{name}]",
+            nodeid=f"suites/collectives/arguments/test_crossings.py::test_an_input_of_any_layout[2ranks-{number}-{name}]",
             verdict="passed",
             stack="collectives",
             requirements=[f"COLL-X-{number % 300:02}"],

@@ -12,25 +12,25 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from harness.reference import replicate as ddp
 from harness.reference import replicate_fsdp as fsdp
 from harness.reference import tp_extension as tp
-from suites.replicate import test_application as ddp_application
-from suites.replicate import test_beginnings as ddp_beginnings
-from suites.replicate import test_calls as ddp_calls
+from suites.replicate.modules import test_application as ddp_application
+from suites.replicate.modules import test_beginnings as ddp_beginnings
+from suites.replicate.modules import test_calls as ddp_calls
 from suites.replicate import test_corners as ddp_corners
 from suites.replicate import test_gradients as ddp_gradients
-from suites.replicate import test_hooks as ddp_hooks
-from suites.replicate import test_refusals as ddp_refusals
-from suites.replicate import test_selection as ddp_selection
-from suites.replicate import test_static_graphs as ddp_static_graphs
-from suites.replicate_fsdp import test_application as fsdp_application
+from suites.replicate.hooks import test_hooks as ddp_hooks
+from suites.replicate.modules import test_refusals as ddp_refusals
+from suites.replicate.modules import test_selection as ddp_selection
+from suites.replicate.reducer import test_static_graphs as ddp_static_graphs
+from suites.replicate_fsdp.modules import test_application as fsdp_application
 from suites.replicate_fsdp import test_corners as fsdp_corners
 from suites.replicate_fsdp import test_gradients as fsdp_gradients
-from suites.replicate_fsdp import test_parameters as fsdp_parameters
-from suites.replicate_fsdp import test_precision as fsdp_precision
-from suites.replicate_fsdp import test_selection as fsdp_selection
-from suites.replicate_fsdp import test_sync as fsdp_sync
-from suites.tp_extension import test_boxes as tp_boxes
+from suites.replicate_fsdp.modules import test_parameters as fsdp_parameters
+from suites.replicate_fsdp.precision import test_precision as fsdp_precision
+from suites.replicate_fsdp.modules import test_selection as fsdp_selection
+from suites.replicate_fsdp.schedule import test_sync as fsdp_sync
+from suites.tp_extension.extension import test_boxes as tp_boxes
 from suites.tp_extension import test_corners as tp_corners
-from suites.tp_extension import test_extension as tp_extension
+from suites.tp_extension.extension import test_extension as tp_extension
 
 
 @dataclass(frozen=True)

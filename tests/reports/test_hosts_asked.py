@@ -15,7 +15,7 @@ from reports.arguments import Asked
 from reports.coherence import _world
 from reports.unsupported import _Judge
 
-NODEID = "suites/collectives/test_hosts.py::test_a[4ranks]"
+NODEID = "suites/collectives/groups/test_hosts.py::test_a[4ranks]"
 
 
 CPU = Profile("p", "any", "cpu")

@@ -28,7 +28,7 @@ from harness.stacks.surface import STACKS, parameters, stated, surface
 
 ROOT = Path(__file__).parents[2]
 TORCH = importlib.metadata.version("torch")
-TEST = "suites/collectives/test_all_reduce.py::test_shapes"
+TEST = "suites/collectives/operations/test_all_reduce.py::test_shapes"
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_disagreements(there: dict[str, tuple[str, ...]], version: str, problem:
     assert any(problem in each for each in found), found
 
 
-@pytest.mark.parametrize("name", ["suites/collectives/test_all_reduce.py::test_none", "suites/none.py::test_shapes"])
+@pytest.mark.parametrize("name", ["suites/collectives/operations/test_all_reduce.py::test_none", "suites/none.py::test_shapes"])
 def test_unknown_test(name: str) -> None:
     """A test that is not there, or whose file is not there, is named with the value."""
     (problem,) = unknown_tests(parse(SMALL.replace(TEST, name), "small.toml"), ROOT)

@@ -182,7 +182,7 @@ VARIABLES = {
     "ALERTS": SLACK,
     "SHORT_TOKEN": "abc",
     "MODE_KEY": "sum",
-    "TARGET": "suites/replicate/test_application.py",
+    "TARGET": "suites/replicate/modules/test_application.py",
     "REGION": "us-east-1",
     "TMP": "/tmp/x8Jk2aQ9vLm3Zt7Rb1Yc5Wd0",
 }
@@ -226,7 +226,7 @@ VARIABLES = {
         ("at tcp://10.0.0.1:29500 for bob@example.org",) * 2,
         ("see https://pytorch.org/docs 'x': bob@example.org",) * 2,
         ("{'A': 'redis://db:6379', 'MAIL': 'bob@example.org'}",) * 2,
-        ("abc sum suites/replicate/test_application.py us-east-1",) * 2,
+        ("abc sum suites/replicate/modules/test_application.py us-east-1",) * 2,
         ("/tmp/x8Jk2aQ9vLm3Zt7Rb1Yc5Wd0/file.py:3",) * 2,
     ],
 )

@@ -65,16 +65,16 @@ NAMED = {
     ("harness/versions/catalog.py", "gloo"): "the scripts of findings name it, and their recorded outcomes are of it",
     ("harness/stacks/pretended.py", "fake"): "the backend with which one process pretends to be a rank of many",
     (
-        "suites/dynamo/test_object_protocol.py",
+        "suites/dynamo/groups/test_object_protocol.py",
         "fake",
     ): "the backend with which one process pretends to be a rank of many",
     ("suites/dynamo/contracts.py", "gloo"): "compiled code compares the name of its backend with some name",
     (
-        "suites/collectives/test_beginnings.py",
+        "suites/collectives/stores/test_beginnings.py",
         "gloo",
     ): "it connects ranks when a group begins, others may do so later",
-    ("suites/collectives/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
-    ("suites/replicate/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
+    ("suites/collectives/groups/test_hosts.py", "gloo"): "of all backends, it alone reads its interface for each new group",
+    ("suites/replicate/modules/test_application.py", "cuda"): "a type of device that torch always knows, and no rank is on",
 }
 """Where a name of a backend, or of a type of device, is written all the same, and why."""
 

@@ -10,10 +10,10 @@ from environments import ROOT, Environment, made
 PACKAGE = ROOT / "fixtures" / "vendors" / "shm"
 SMOKE = (
     "fixtures/vendors/shm/tests",
-    "suites/collectives/test_all_gather.py",
-    "suites/collectives/test_misuse.py",
-    "suites/collectives/test_waiting.py",
-    "suites/replicate/test_hooks.py",
+    "suites/collectives/operations/test_all_gather.py",
+    "suites/collectives/arguments/test_misuse.py",
+    "suites/collectives/in_flight/test_waiting.py",
+    "suites/replicate/hooks/test_hooks.py",
 )
 
 

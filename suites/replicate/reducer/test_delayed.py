@@ -1,0 +1,104 @@
+"""Gradients that DistributedDataParallel reduces together, once a chosen parameter has its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.delayed import waited
+from fixtures.layers import layer
+from harness import Rank, World, requirement
+from harness.stacks import messages
+from suites.replicate.reducer.test_buckets import of, sent
+
+SOURCE = "torch.nn.parallel.DistributedDataParallel: delay_all_reduce_named_params, param_to_hook_all_reduce"
+pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+@requirement(
+    "DDP-DELAY-01",
+    "Delayed parameters are averaged in one all-reduce of their own, and the others as usual.",
+    source=SOURCE,
+)
+@requirement(
+    "DDP-DELAY-02",
+    "Every rank gets the delayed parameters of rank 0.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("delayed", [["2.weight"], ["1.weight", "2.weight"]], ids=["one", "two"])
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
+def test_delayed(world: World, delayed: list[str]) -> None:
+    """Three layers, of which the first is hooked; gradients are cleared to None or to zero, or add up."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer(), layer()).to(rank.device)
+        for parameter in module.parameters():
+            nn.init.constant_(parameter, 1.0 + rank.index)
+        named = [(name, parameter) for name, parameter in module.named_parameters() if name in delayed]
+        model: Any = DistributedDataParallel(
+            module,
+            device_ids=None if rank.device.type == "cpu" else [rank.device],
+            delay_all_reduce_named_params=named,
+            param_to_hook_all_reduce=module[0].weight,
+        )
+        assert [p.flatten().tolist() for p in module.parameters()] == [[1.0] * 4] * 3
+        added = 0
+        for number in range(4):
+            before = messages.mark()
+            with waited():
+                model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum().backward()
+            added += 1
+            found = [p.grad.flatten().tolist() for p in module.parameters()]
+            assert found == [[6.0 * added] * 4] * 3, f"step {number}"
+            reduced = sorted(of(sent(before), "all_reduce"))
+            assert reduced in ([], [4, 8]), f"step {number}"
+            if number != 1:
+                module.zero_grad(set_to_none=number == 0)
+                added = 0
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-DELAY-03",
+    "Delayed parameters without a hooked one, or a hooked one without them, raise an error.",
+    source=SOURCE,
+)
+@pytest.mark.world(1)
+def test_half_given(world: World) -> None:
+    """Give one of the two arguments."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        with pytest.raises(ValueError, match="delay_all_reduce_named_params"):
+            DistributedDataParallel(module, delay_all_reduce_named_params=[("1.weight", module[1].weight)])
+        with pytest.raises(ValueError, match="param_to_hook_all_reduce"):
+            DistributedDataParallel(module, param_to_hook_all_reduce=module[0].weight)
+
+    world.run(body)
+
+
+@requirement(
+    "DDP-DELAY-5603",
+    "A model under DDP is freed once nothing refers to it, also with delayed parameters.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("delayed", [False, True], ids=["usual", "delayed"])
+@pytest.mark.world(1)
+def test_freed(world: World, delayed: bool) -> None:
+    """Train one step; the rank looks for what is left when the test ends."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(layer(), layer()).to(rank.device)
+        options: dict[str, Any] = {}
+        if delayed:
+            options["delay_all_reduce_named_params"] = [("1.weight", module[1].weight)]
+            options["param_to_hook_all_reduce"] = module[0].weight
+        model = DistributedDataParallel(module, **options)
+        model(torch.ones(1, 2, device=rank.device)).sum().backward()
+
+    world.run(body)
