@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from fixtures.layers import alone, layers, row, train
 from fixtures.managed import ways
 from fixtures.tensors import chunk
-from harness import Rank, World, assert_on_ranks, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import messages, replicate_fsdp
 from harness.stacks.limit import runs_with
 
@@ -398,5 +399,37 @@ def test_kept_memory(world: World) -> None:
             assert [a == b for a, b, keeps in zip(first, second, kept, strict=True) if keeps] == [True] * sum(kept), (
                 what
             )
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-SHARDPAR-7607",
+    "What an embedding with max_norm writes into its weight in a forward is kept, or it is refused.",
+    source=f"{SOURCE}; torch.nn.Embedding: max_norm: 'modify Embedding's weight tensor in-place'",
+)
+@pytest.mark.parametrize("limit", [None, 2.0], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("value", [True, False], ids=["resharded", "kept"])
+@pytest.mark.world(2)
+def test_limited_norms(world: World, value: bool, limit: float | None) -> None:
+    """Look up some rows, the same on each rank, with a gradient and without, and compare the whole table."""
+
+    def body(rank: Rank) -> None:
+        plain = nn.Embedding(6, 2, max_norm=limit).to(rank.device)
+        with torch.no_grad():
+            plain.weight.copy_(torch.arange(12.0).view(6, 2))
+        model = fully_shard(copy.deepcopy(plain), mesh=rank.mesh(), reshard_after_forward=value)
+        for tokens, gradient in ([0, 4], True), ([1, 5], False):
+            expected = plain(torch.tensor(tokens, device=rank.device))
+            with torch.set_grad_enabled(gradient):
+                try:
+                    found = model(torch.tensor(tokens, device=rank.device))
+                except RuntimeError:
+                    return  # refused
+            assert_same(expected.detach(), found.detach(), f"rows {tokens}")
+            if gradient:
+                found.sum().backward()
+            model.reshard()
+            assert_same(plain.weight.detach(), model.weight.detach().full_tensor(), f"the table after {tokens}")
 
     world.run(body)

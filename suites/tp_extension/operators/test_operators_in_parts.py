@@ -537,3 +537,29 @@ def test_gradients_of_determinants(world: World, form: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-DTENSOR-7608",
+    "The gradient of an operator that is constant almost everywhere is a DTensor of zeros.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("name", ["sign", "sgn", "round", "floor", "ceil", "trunc"])
+@pytest.mark.world(2)
+def test_gradients_of_constants(world: World, name: str) -> None:
+    """Call it on shards and on replicas."""
+
+    def body(rank: Rank) -> list[str]:
+        seen = []
+        for placement in ROWS, COLUMNS, R:
+            given = distribute_tensor(GIVEN.to(rank.device), rank.mesh(), [placement]).requires_grad_()
+            getattr(torch, name)(given).sum().backward()
+            grad = given.grad
+            assert grad is not None, f"{name} of {placement}: no gradient"
+            kind = f"of {type(grad).__name__} {tuple(grad.shape)}"
+            zero = not (grad.full_tensor() if isinstance(grad, DTensor) else grad + 0).any()
+            seen.append(f"{placement}: {kind}, {'zero' if zero else 'not zero'}")
+        return seen
+
+    expected = [f"{placement}: of DTensor {tuple(GIVEN.shape)}, zero" for placement in (ROWS, COLUMNS, R)]
+    assert_on_ranks([expected] * world.size, world.run(body))
