@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
-from fixtures.safetensors import importable
 from fixtures.states import assert_equal
 from fixtures.tensors import numbers
 from harness import Rank, World, requirement
@@ -22,16 +21,14 @@ SOURCE = "torch.distributed.checkpoint.HuggingFaceStorageWriter"
 def save(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None = None, **options: Any) -> None:
     """Save what each rank has of a state."""
     writer = checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True, **options)
-    with importable():
-        checkpoint.save(state, storage_writer=writer, process_group=group)
+    checkpoint.save(state, storage_writer=writer, process_group=group)
 
 
 def load(like: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Return tensors like the given ones with what was saved."""
     loaded = {name: torch.full_like(tensor, 0) for name, tensor in like.items()}
     try:
-        with importable():
-            checkpoint.load(loaded, storage_reader=checkpoint.HuggingFaceStorageReader(str(folder)))
+        checkpoint.load(loaded, storage_reader=checkpoint.HuggingFaceStorageReader(str(folder)))
     except checkpoint.CheckpointException as e:
         raise AssertionError(f"not loaded: {str(e).strip().splitlines()[-1]}") from None
     return loaded
