@@ -49,7 +49,7 @@ _BEGINNINGS: Mapping[str, Sequence[str]] = {
     ),
     GROUPS: (
         *("local_group", "split_", "mesh_", "restart_", "init_", "destroyed_", "tensors_as_ranks", "not_a_member"),
-        *("registered_", "group_of_", "changed_timeout", "nested_timers", "debug_level_"),
+        *("registered_", "group_of_", "changed_timeout", "nested_timers", "debug_level_", "elastic_error_"),
         *("prefix_", "memory_store_", "legacy_store_", "multi_set_", "store_", "file_store_", "python_store_"),
     ),
     OPTIMIZERS: (

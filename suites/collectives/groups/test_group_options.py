@@ -474,6 +474,50 @@ def test_local_groups_between_others(world: World, counts: str) -> None:
     world.run(body)
 
 
+DESTROYED = {
+    "again": [("make", [1, 2]), ("destroy", 0)] * 4,
+    "the-older-one": [("make", [1, 2]), ("make", [1, 2]), ("destroy", 0), ("make", [1, 2]), ("make", [1, 2])],
+    "others": [
+        *[("make", [1, 2]), ("make", [0]), ("destroy", 0), ("destroy", 0), ("make", [2, 1, 0]), ("destroy", 0)],
+        *[("make", [0, 1]), ("make", [2])],
+    ],
+}
+"""Groups that are made, as many by each rank, and the places of those that are destroyed in the list of all."""
+
+
+@requirement(
+    "COLL-GROUP-8100",
+    "A group can be made after groups of the same ranks were destroyed, whether all ranks or only members make it.",
+    source="torch.distributed.new_group: use_local_synchronization; torch.distributed.destroy_process_group: group",
+)
+@pytest.mark.parametrize("local", [False, True], ids=["all-ranks", "members"])
+@pytest.mark.parametrize("order", DESTROYED)
+@pytest.mark.world(3)
+def test_made_after_destroyed(world: World, local: bool, order: str) -> None:
+    """Make groups and destroy them in turn, and use each that there is after every change."""
+
+    def body(rank: Rank) -> None:
+        groups: list[tuple[list[int], Any]] = []
+        for what, given in DESTROYED[order]:
+            if what == "destroy":
+                ranks, group = groups.pop(given)
+                if rank.index == ranks[-1]:
+                    time.sleep(0.1)  # this test is about late ranks, too
+                if rank.index in ranks:
+                    dist.destroy_process_group(group)
+            elif not local or rank.index in given:
+                groups.append((given, dist.new_group(given, use_local_synchronization=local)))
+            else:
+                groups.append((given, None))
+            names = [group.group_name for ranks, group in groups if rank.index in ranks]
+            assert len({*names}) == len(names)
+            for ranks, group in groups:
+                if rank.index in ranks:
+                    assert total(rank, group) == sum(10**member for member in ranks), f"{order}: {ranks}"
+
+    world.run(body)
+
+
 @requirement(
     "COLL-GROUP-28",
     "Groups that only their members make change nothing for the groups that all ranks make.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, split_args_kwargs_into_chunks
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness import Rank, World, requirement
@@ -54,5 +54,59 @@ def test_shards(world: World, rows: int) -> None:
         chunks = split_args_kwargs_into_chunks((batch,), {}, 4)[0]
         found = torch.cat([chunk.full_tensor() for (chunk,) in chunks])
         assert sorted(found.tolist()) == data.tolist(), f"rows: {found.tolist()}"
+
+    world.run(body)
+
+
+class Kept(nn.Module):
+    """A layer that multiplies by a weight of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply, into memory of its own."""
+        return (x * self.weight).contiguous()
+
+
+def compared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the sum of products of what two tensors have in order, as a loss of flattened logits and labels does."""
+    return (output.flatten() * target.flatten()).sum()
+
+
+@requirement(
+    "RFSDP-PIPE-8101",
+    "A schedule compares each microbatch with its part of the target, also where batches are not split along rows.",
+    source=f"{SOURCE}: ScheduleGPipe: args_chunk_spec, output_merge_spec; pytorch#148458: 'We don't have a way of "
+    "splitting the target'",
+)
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.world(2)
+def test_parts_of_the_target(world: World, dim: int) -> None:
+    """Take a step of two microbatches, with one stage for each rank or with two, whose losses are sums of products."""
+
+    def body(rank: Rank) -> None:
+        x = torch.arange(24.0, device=rank.device).view(4, 6)
+        y = torch.arange(24.0, device=rank.device).view(4, 6) ** 2
+        spec = TensorChunkSpec(dim)
+        due = [compared(part, target).item() for part, target in zip(x.chunk(2, dim), y.chunk(2, dim), strict=True)]
+        for each in (1, 2):
+            count = each * rank.size
+            stages = [
+                PipelineStage(Kept().to(rank.device), place, count, rank.device)
+                for place in range(rank.index, count, rank.size)
+            ]
+            options = {"loss_fn": compared, "args_chunk_spec": (spec,), "output_merge_spec": spec}
+            schedule = (
+                ScheduleGPipe(stages[0], 2, **options) if each == 1 else ScheduleInterleaved1F1B(stages, 2, **options)
+            )
+            losses: list[torch.Tensor] = []
+            last = rank.index == rank.size - 1
+            given = {"target": y, "losses": losses} if last else {}
+            output = schedule.step(*(() if rank.index else (x,)), **given)
+            if last:
+                assert output.tolist() == x.tolist()
+                assert [loss.item() for loss in losses] == due, f"losses of {each} stages: {[v.item() for v in losses]}"
 
     world.run(body)
