@@ -210,7 +210,7 @@ def test_keys_reported(world: World) -> None:
 
 LOCAL = StateDictType.LOCAL_STATE_DICT
 SETTINGS: tuple[tuple[Any, ...], ...] = (
-    (FULL, FullStateDictConfig(offload_to_cpu=True), FullOptimStateDictConfig(offload_to_cpu=True)),
+    (FULL, None, FullOptimStateDictConfig(offload_to_cpu=True)),
     (FULL, FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(rank0_only=True)),
     (FULL,),
     (SHARDED, ShardedStateDictConfig(offload_to_cpu=True), ShardedOptimStateDictConfig(offload_to_cpu=True)),
