@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from torch.distributed.fsdp import (
     MixedPrecision,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
+    ShardingStrategy,
     StateDictType,
 )
 
-from fixtures.wrapped import STRATEGIES, Two, inputs, whole_tensors, wrapped
+from fixtures.wrapped import STRATEGIES, Two, inputs, nested, whole_tensors, wrapped
 from harness import Rank, World, assert_same_all, requirement
 from harness.stacks.dynamo import checkpointed
 
@@ -202,5 +204,68 @@ def test_keys_reported(world: World) -> None:
                 result = model.load_state_dict(state, strict=False)
                 what = f"{kind}, {original=}, {strategy}"
                 assert (result.missing_keys, result.unexpected_keys) == ([name], more), what
+
+    world.run(body)
+
+
+LOCAL = StateDictType.LOCAL_STATE_DICT
+SETTINGS: tuple[tuple[Any, ...], ...] = (
+    (FULL, None, FullOptimStateDictConfig(offload_to_cpu=True)),
+    (FULL, FullStateDictConfig(rank0_only=True), FullOptimStateDictConfig(rank0_only=True)),
+    (FULL,),
+    (SHARDED, ShardedStateDictConfig(offload_to_cpu=True), ShardedOptimStateDictConfig(offload_to_cpu=True)),
+    (SHARDED,),
+    (LOCAL, LocalStateDictConfig(offload_to_cpu=True)),
+    (LOCAL,),
+)
+"""What set_state_dict_type takes: a type, alone or with configs other than the default ones."""
+
+
+def uses(model: Any, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Take the states of a model and its optimizer, load those that every rank has, and yield after each call."""
+    fsdp = FullyShardedDataParallel
+    setting = fsdp.get_state_dict_type(model)
+    everywhere = not getattr(setting.state_dict_config, "rank0_only", False)
+    state = model.state_dict()
+    yield "state_dict"
+    if everywhere:
+        model.load_state_dict(state)
+        yield "load_state_dict"
+    if setting.state_dict_type != LOCAL:
+        state = fsdp.optim_state_dict(model, optimizer)
+        yield "optim_state_dict"
+        if everywhere:
+            fsdp.optim_state_dict_to_load(model, optimizer, state)
+            yield "optim_state_dict_to_load"
+
+
+@requirement(
+    "TP-STATE-7902",
+    "A state of an FSDP module or its optimizer that is taken or loaded leaves the state dict type and configs as set.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel: set_state_dict_type, get_state_dict_type, "
+    "optim_state_dict, optim_state_dict_to_load; torch.nn.Module: state_dict, load_state_dict; pytorch/pytorch#100855",
+)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+@pytest.mark.world(2)
+def test_settings_stay(world: World, strategy: ShardingStrategy) -> None:
+    """Take and load states with each type and config; sharded original parameters have no local states."""
+
+    def body(rank: Rank) -> None:
+        fsdp = FullyShardedDataParallel
+        for original in True, False:
+            model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
+            modules = fsdp.fsdp_modules(model)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+            model(inputs(rank)).sum().backward()
+            sgd.step()
+            for setting in SETTINGS:
+                if setting[0] == LOCAL and original and strategy != ShardingStrategy.NO_SHARD:
+                    continue
+                fsdp.set_state_dict_type(model, *setting)
+                right = [(each, type(each.state_dict_config)) for each in map(fsdp.get_state_dict_type, modules)]
+                assert {each.state_dict_type for each, _ in right} == {setting[0]}, f"{setting}"
+                for used in uses(model, sgd):
+                    found = [(each, type(each.state_dict_config)) for each in map(fsdp.get_state_dict_type, modules)]
+                    assert found == right, f"{used}, {original=}, {setting}: {found}"
 
     world.run(body)

@@ -290,6 +290,11 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "contiguous() of a DTensor is contiguous, on each rank as in the whole, and its gradient is that of the tensor.",
     source="torch.Tensor.contiguous; torch.distributed.tensor.DTensor",
 )
+@requirement(
+    "TP-VIEW-7903",
+    "A view of a DTensor leaves the DTensor itself as it was, which can be viewed or redistributed as before.",
+    source="torch.distributed.tensor.DTensor; pytorch/pytorch#179318",
+)
 @pytest.mark.world(2)
 def test_views(world: World) -> None:
     """Three, one or no rows are not divided evenly; a rank's part may be empty."""
@@ -323,6 +328,8 @@ def test_views(world: World) -> None:
                 packed = found.contiguous()
                 if not (packed.is_contiguous() and packed.to_local().is_contiguous() and right(expected, packed)):
                     wrong.append(f"{case}: contiguous")
+            if rows == 3 and not (right(expected, view(x)) and right(whole, x.redistribute(mesh, [Shard(1)]))):
+                wrong.append(f"{case}: changed")
         for placement in Replicate(), Shard(0), Shard(1), Shard(2):
             whole = floats(3, 5, 6).to(rank.device)
             x = distributed(torch.zeros_like(whole), placement, rank, mesh).requires_grad_()
