@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
@@ -119,6 +120,26 @@ def _new_mesh(x: torch.Tensor) -> torch.Tensor:
     return x + init_device_mesh(x.device.type, (2,)).get_local_rank()
 
 
+def _constructed_mesh(x: torch.Tensor) -> torch.Tensor:
+    mesh = DeviceMesh(x.device.type, [1, 0])
+    return x + mesh.get_local_rank()
+
+
+def _named_mesh(x: torch.Tensor) -> torch.Tensor:
+    mesh = DeviceMesh(device_type=x.device.type, mesh=[[1, 0]], mesh_dim_names=("a", "b"))
+    return x + mesh["b"].get_local_rank() + mesh.size(1) * 4 + mesh.ndim * 8
+
+
+def _mesh_of_groups(x: torch.Tensor) -> torch.Tensor:
+    mesh = DeviceMesh.from_group(dist.group.WORLD, x.device.type)  # type: ignore[arg-type]
+    return x * 2 + mesh.get_local_rank()
+
+
+def _sharded_on_new_mesh(x: torch.Tensor) -> torch.Tensor:
+    shard = DTensor.from_local(x + dist.get_rank(), DeviceMesh(x.device.type, [1, 0]), [Shard(0)])
+    return shard.full_tensor() * 2
+
+
 def _objects(x: torch.Tensor) -> torch.Tensor:
     objects = [dist.get_rank() + 5]
     dist.broadcast_object_list(objects, 0)
@@ -158,7 +179,10 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.parametrize(
     "function",
-    [_new_group, _new_mesh, _objects, _gathered_objects, _barrier, _broadcast, _coalesced],
+    [
+        *(_new_group, _new_mesh, _constructed_mesh, _named_mesh, _mesh_of_groups, _sharded_on_new_mesh),
+        *(_objects, _gathered_objects, _barrier, _broadcast, _coalesced),
+    ],
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)

@@ -72,24 +72,29 @@ def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Te
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
 )
 @pytest.mark.parametrize(
-    ("mode", "backward"),
+    ("mode", "forward", "backward"),
     [
-        (False, "eager"),
-        (True, "eager"),
-        ("python_reducer_without_compiled_forward", "eager"),
-        ("python_reducer", "eager"),
-        ("python_reducer", "compiled"),
+        (False, "compiled", "eager"),
+        (True, "compiled", "eager"),
+        ("python_reducer_without_compiled_forward", "compiled", "eager"),
+        ("python_reducer_without_compiled_forward", "eager", "eager"),
+        ("python_reducer_without_compiled_forward", "eager", "compiled"),
+        ("python_reducer", "compiled", "eager"),
+        ("python_reducer", "compiled", "compiled"),
+        ("python_reducer", "eager", "eager"),
+        ("python_reducer", "eager", "compiled"),
     ],
 )
 @pytest.mark.world(2)
-def test_synchronization(world: World, mode: bool | str, backward: str) -> None:
+def test_synchronization(world: World, mode: bool | str, forward: str, backward: str) -> None:
     """Accumulate gradients of a step without synchronization and two with it, and then take one of each again."""
 
     def body(rank: Rank) -> None:
         def trained(compiles: bool) -> list[list[torch.Tensor | None]]:
             torch.compiler.reset()
             model = DistributedDataParallel(Layers(frozen=(1,), again=2).to(rank.device))
-            function: Any = torch.compile(model, backend="aot_eager") if compiles else model
+            traced = compiles and forward == "compiled"
+            function: Any = torch.compile(model, backend="aot_eager") if traced else model
             found = []
             for step, synced in enumerate((False, True, True, False, True)):
                 if step == 3:
@@ -204,9 +209,12 @@ def largest(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     "registration, in place of the average.",
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.register_comm_hook",
 )
-@pytest.mark.parametrize("backward", ["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [("compiled", "eager"), ("compiled", "compiled"), ("eager", "eager"), ("eager", "compiled")],
+)
 @pytest.mark.world(2)
-def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
+def test_hooks_of_the_python_reducer(world: World, forward: str, backward: str) -> None:
     """Register no hook, then one that does not communicate and one that does; the ranks' gradients differ."""
 
     def body(rank: Rank) -> None:
@@ -231,7 +239,8 @@ def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
                 model = DistributedDataParallel(Layers(frozen=(1,)).to(rank.device))
                 for hook in hooks:
                     model._comm_hooks.append((hook, states[hook]))
-                loss = torch.compile(model, backend="aot_eager")(given(rank, 0)).sum()
+                function: Any = torch.compile(model, backend="aot_eager") if forward == "compiled" else model
+                loss = function(given(rank, 0)).sum()
                 with dynamo.compiled_backward("aot_eager") if backward == "compiled" else nullcontext():
                     loss.backward()
             assert_same_gradients(right, gradients(model), f"hooks {[h.__name__ for h in hooks]}")
