@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -63,6 +63,26 @@ def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Te
             assert_same(one, other, f"{what}: parameter {number}")
 
 
+def named(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return cases for a test with their names, where a compiled forward, the last value, goes without saying."""
+    return [
+        pytest.param(*case, id="-".join(map(str, case[: -1 if case[-1] == "compiled" else None]))) for case in cases
+    ]
+
+
+SYNCHRONIZED: list[tuple[bool | str, str, str]] = [
+    (False, "eager", "compiled"),
+    (True, "eager", "compiled"),
+    ("python_reducer_without_compiled_forward", "eager", "compiled"),
+    ("python_reducer_without_compiled_forward", "eager", "eager"),
+    ("python_reducer", "eager", "compiled"),
+    ("python_reducer", "compiled", "compiled"),
+    ("python_reducer", "eager", "eager"),
+    ("python_reducer", "compiled", "eager"),
+]
+"""Modes of optimize_ddp, with a backward and a forward that are compiled or not."""
+
+
 @requirement(
     "DYN-DDP-09",
     "In each mode of optimize_ddp, frozen and shared parameters have the gradients of the uncompiled module.",
@@ -73,21 +93,9 @@ def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Te
     "In each mode of optimize_ddp, no_sync leaves each rank its own gradients until the next synchronized backward.",
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
 )
-@pytest.mark.parametrize(
-    ("mode", "forward", "backward"),
-    [
-        (False, "compiled", "eager"),
-        (True, "compiled", "eager"),
-        ("python_reducer_without_compiled_forward", "compiled", "eager"),
-        ("python_reducer_without_compiled_forward", "eager", "eager"),
-        ("python_reducer", "compiled", "eager"),
-        ("python_reducer", "compiled", "compiled"),
-        ("python_reducer", "eager", "eager"),
-        ("python_reducer", "eager", "compiled"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "backward", "forward"), named(SYNCHRONIZED))
 @pytest.mark.world(2, keeps=HOOKS)
-def test_synchronization(world: World, mode: bool | str, forward: str, backward: str) -> None:
+def test_synchronization(world: World, mode: bool | str, backward: str, forward: str) -> None:
     """Accumulate gradients of a step without synchronization and two with it, and then take one of each again."""
 
     def body(rank: Rank) -> None:
@@ -211,11 +219,10 @@ def largest(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.register_comm_hook",
 )
 @pytest.mark.parametrize(
-    ("forward", "backward"),
-    [("compiled", "eager"), ("compiled", "compiled"), ("eager", "eager"), ("eager", "compiled")],
+    ("backward", "forward"), named((b, f) for f in ("compiled", "eager") for b in ("eager", "compiled"))
 )
 @pytest.mark.world(2, keeps=HOOKS)
-def test_hooks_of_the_python_reducer(world: World, forward: str, backward: str) -> None:
+def test_hooks_of_the_python_reducer(world: World, backward: str, forward: str) -> None:
     """Register no hook, then one that does not communicate and one that does; the ranks' gradients differ."""
 
     def body(rank: Rank) -> None:
