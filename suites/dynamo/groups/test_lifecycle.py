@@ -167,7 +167,7 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-BEFORE_2_12 = pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compiled code can't construct a mesh")
+BEFORE_2_13 = pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code can't construct a mesh")
 
 
 @requirement(
@@ -180,7 +180,7 @@ BEFORE_2_12 = pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compil
     "function",
     [
         *(_new_group, _new_mesh),
-        *(pytest.param(f, marks=BEFORE_2_12) for f in (_constructed_mesh, _named_mesh, _sharded_on_new_mesh)),
+        *(pytest.param(f, marks=BEFORE_2_13) for f in (_constructed_mesh, _named_mesh, _sharded_on_new_mesh)),
         *(_objects, _gathered_objects, _barrier, _broadcast, _coalesced),
     ],
     ids=lambda f: f.__name__.strip("_"),
