@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 
 
 def started(rank: Rank, name: str, me: int) -> None:
@@ -119,6 +121,21 @@ def _new_mesh(x: torch.Tensor) -> torch.Tensor:
     return x + init_device_mesh(x.device.type, (2,)).get_local_rank()
 
 
+def _constructed_mesh(x: torch.Tensor) -> torch.Tensor:
+    mesh = DeviceMesh(x.device.type, [1, 0])
+    return x + mesh.get_local_rank()
+
+
+def _named_mesh(x: torch.Tensor) -> torch.Tensor:
+    mesh = DeviceMesh(device_type=x.device.type, mesh=torch.tensor([1, 0]), mesh_dim_names=("a",))
+    return x + mesh.get_local_rank("a") + mesh.size() * 4 + mesh.ndim * 8
+
+
+def _sharded_on_new_mesh(x: torch.Tensor) -> torch.Tensor:
+    shard = DTensor.from_local(x + dist.get_rank(), DeviceMesh(x.device.type, [1, 0]), [Shard(0)])
+    return shard.full_tensor() * 2
+
+
 def _objects(x: torch.Tensor) -> torch.Tensor:
     objects = [dist.get_rank() + 5]
     dist.broadcast_object_list(objects, 0)
@@ -150,6 +167,9 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+BEFORE_2_13 = pytest.mark.skipif(runs_with("<2.13"), reason="before 2.13, compiled code can't construct a mesh")
+
+
 @requirement(
     "DYN-BREAK-01",
     "Compiled code that creates groups or meshes, sends objects or waits at barriers breaks the graph and works "
@@ -158,7 +178,11 @@ def _coalesced(x: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.parametrize(
     "function",
-    [_new_group, _new_mesh, _objects, _gathered_objects, _barrier, _broadcast, _coalesced],
+    [
+        *(_new_group, _new_mesh),
+        *(pytest.param(f, marks=BEFORE_2_13) for f in (_constructed_mesh, _named_mesh, _sharded_on_new_mesh)),
+        *(_objects, _gathered_objects, _barrier, _broadcast, _coalesced),
+    ],
     ids=lambda f: f.__name__.strip("_"),
 )
 @pytest.mark.world(2)

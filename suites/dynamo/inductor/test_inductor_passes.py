@@ -36,9 +36,10 @@ def reduced(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other
     results = [
         functional.all_reduce(x, "sum", group),
         functional.all_reduce(y * 2, "sum", group),
+        functional.all_reduce(z.double(), "sum", group),
+        functional.all_reduce(y.double(), "sum", group),
         functional.all_reduce(x.t(), "max", group),
         functional.all_reduce(z, "max", group),
-        functional.all_reduce(z.double(), "sum", group),
         functional.all_reduce(z + 1, "sum", other),
         functional.all_reduce(y + 3, "sum", other),
     ]
@@ -66,9 +67,10 @@ def scattered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, oth
     results = [
         functional.reduce_scatter_tensor(x, "sum", 0, group),
         functional.reduce_scatter_tensor(y * 2, "sum", 0, group),
+        functional.reduce_scatter_tensor(z.double(), "sum", 0, group),
+        functional.reduce_scatter_tensor(y.double(), "sum", 0, group),
         functional.reduce_scatter_tensor(x, "max", 1, group),
         functional.reduce_scatter_tensor(z, "max", 0, group),
-        functional.reduce_scatter_tensor(z.double(), "sum", 0, group),
         functional.reduce_scatter_tensor(z + 1, "sum", 0, other),
         functional.reduce_scatter_tensor(y + 3, "sum", 0, other),
     ]
@@ -105,8 +107,8 @@ EVERYTHING = {**ALL_REDUCES, **GATHERS, **SCATTERS}
 
 CASES: dict[Code, list[tuple[Options, int]]] = {
     reduced: [
-        ({}, 9),
-        ({"bucket_all_reduces_fx": "none", **GATHERS, **SCATTERS}, 9),
+        ({}, 10),
+        ({"bucket_all_reduces_fx": "none", **GATHERS, **SCATTERS}, 10),
         (ALL_REDUCES, 6),
     ],
     gathered: [
@@ -118,8 +120,8 @@ CASES: dict[Code, list[tuple[Options, int]]] = {
         ({**GATHERS, "bucket_all_gathers_bucket_mode": "custom_ops_multidtype"}, 3),
     ],
     scattered: [
-        ({}, 8),
-        ({"bucket_reduce_scatters_fx": "none", **ALL_REDUCES, **GATHERS}, 8),
+        ({}, 9),
+        ({"bucket_reduce_scatters_fx": "none", **ALL_REDUCES, **GATHERS}, 9),
         (SCATTERS, 5),
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 5),
         ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,8 @@ from harness.stacks.tracing import Tracer
 SOURCE = "torch/_dynamo/config.py: optimize_ddp; torch/nn/parallel/distributed.py: _register_accum_grad_hook"
 WIDE = 512
 """The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
+HOOKS = "hooks of the reducer in Python, which refer to their parameters"
+"""What remains of a module that was made with this reducer and was not compiled."""
 
 
 class Layers(nn.Module):
@@ -61,6 +63,26 @@ def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Te
             assert_same(one, other, f"{what}: parameter {number}")
 
 
+def named(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return cases for a test with their names, where a compiled forward, the last value, goes without saying."""
+    return [
+        pytest.param(*case, id="-".join(map(str, case[: -1 if case[-1] == "compiled" else None]))) for case in cases
+    ]
+
+
+SYNCHRONIZED: list[tuple[bool | str, str, str]] = [
+    (False, "eager", "compiled"),
+    (True, "eager", "compiled"),
+    ("python_reducer_without_compiled_forward", "eager", "compiled"),
+    ("python_reducer_without_compiled_forward", "eager", "eager"),
+    ("python_reducer", "eager", "compiled"),
+    ("python_reducer", "compiled", "compiled"),
+    ("python_reducer", "eager", "eager"),
+    ("python_reducer", "compiled", "eager"),
+]
+"""Modes of optimize_ddp, with a backward and a forward that are compiled or not."""
+
+
 @requirement(
     "DYN-DDP-09",
     "In each mode of optimize_ddp, frozen and shared parameters have the gradients of the uncompiled module.",
@@ -71,25 +93,17 @@ def assert_same_gradients(right: list[torch.Tensor | None], found: list[torch.Te
     "In each mode of optimize_ddp, no_sync leaves each rank its own gradients until the next synchronized backward.",
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.no_sync",
 )
-@pytest.mark.parametrize(
-    ("mode", "backward"),
-    [
-        (False, "eager"),
-        (True, "eager"),
-        ("python_reducer_without_compiled_forward", "eager"),
-        ("python_reducer", "eager"),
-        ("python_reducer", "compiled"),
-    ],
-)
-@pytest.mark.world(2)
-def test_synchronization(world: World, mode: bool | str, backward: str) -> None:
+@pytest.mark.parametrize(("mode", "backward", "forward"), named(SYNCHRONIZED))
+@pytest.mark.world(2, keeps=HOOKS)
+def test_synchronization(world: World, mode: bool | str, backward: str, forward: str) -> None:
     """Accumulate gradients of a step without synchronization and two with it, and then take one of each again."""
 
     def body(rank: Rank) -> None:
         def trained(compiles: bool) -> list[list[torch.Tensor | None]]:
             torch.compiler.reset()
             model = DistributedDataParallel(Layers(frozen=(1,), again=2).to(rank.device))
-            function: Any = torch.compile(model, backend="aot_eager") if compiles else model
+            traced = compiles and forward == "compiled"
+            function: Any = torch.compile(model, backend="aot_eager") if traced else model
             found = []
             for step, synced in enumerate((False, True, True, False, True)):
                 if step == 3:
@@ -204,9 +218,11 @@ def largest(state: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     "registration, in place of the average.",
     source=f"{SOURCE}; torch.nn.parallel.DistributedDataParallel.register_comm_hook",
 )
-@pytest.mark.parametrize("backward", ["eager", "compiled"])
-@pytest.mark.world(2)
-def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
+@pytest.mark.parametrize(
+    ("backward", "forward"), named((b, f) for f in ("compiled", "eager") for b in ("eager", "compiled"))
+)
+@pytest.mark.world(2, keeps=HOOKS)
+def test_hooks_of_the_python_reducer(world: World, backward: str, forward: str) -> None:
     """Register no hook, then one that does not communicate and one that does; the ranks' gradients differ."""
 
     def body(rank: Rank) -> None:
@@ -231,7 +247,8 @@ def test_hooks_of_the_python_reducer(world: World, backward: str) -> None:
                 model = DistributedDataParallel(Layers(frozen=(1,)).to(rank.device))
                 for hook in hooks:
                     model._comm_hooks.append((hook, states[hook]))
-                loss = torch.compile(model, backend="aot_eager")(given(rank, 0)).sum()
+                function: Any = torch.compile(model, backend="aot_eager") if forward == "compiled" else model
+                loss = function(given(rank, 0)).sum()
                 with dynamo.compiled_backward("aot_eager") if backward == "compiled" else nullcontext():
                     loss.backward()
             assert_same_gradients(right, gradients(model), f"hooks {[h.__name__ for h in hooks]}")
