@@ -211,8 +211,8 @@ def test_strides_of_gradients_of_dtensors(world: World) -> None:
         mesh = rank.mesh(rank.size)
         for layout, arranged in LAYOUTS.items():
             for placement in (Shard(0), Replicate()):
-                for name, function in THROUGH.items():
-                    found = []
+                for name in ("product", "sine", "two"):
+                    function, found = THROUGH[name], []
                     for run in function, dynamo.compiled(function)[0]:
                         local = arranged(dyadic(4, 2, 3, key=0, dtype=torch.float32).to(rank.device))
                         x = DTensor.from_local(local, mesh, [placement], run_check=False).requires_grad_()

@@ -356,7 +356,15 @@ def test_overlap_passes(world: World) -> None:
             orders = list[list[str]]()
             options = {
                 "reorder_for_compute_comm_overlap": runs,
-                "reorder_for_compute_comm_overlap_passes": [seen, "raise_comms", seen, "sink_waits", seen, swapped, seen],
+                "reorder_for_compute_comm_overlap_passes": [
+                    seen,
+                    "raise_comms",
+                    seen,
+                    "sink_waits",
+                    seen,
+                    swapped,
+                    seen,
+                ],
             }
             with dynamo.cached_as(f"{tag} {runs} {rank.index}"), dynamo.inductor_options(options):
                 results = dynamo.compiled(code, backend="inductor")[0](x)

@@ -156,11 +156,36 @@ def test_overlap_and_buckets(world: World) -> None:
     assert first == second
 
 
-def backwards(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
-    """Gather all weights, and use the last one first."""
-    for weight in reversed([functional.all_gather_tensor(weight, 0, dist.group.WORLD) for weight in weights]):
-        x = x @ weight
-    return [x]
+def of_product(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    """Reduce one tensor, and gather the halves of a product of others."""
+    product = x @ x
+    halves = [functional.all_gather_tensor(product[at : at + SIZE // 2], 0, dist.group.WORLD) for at in (0, SIZE // 2)]
+    return [functional.all_reduce(y, "sum", dist.group.WORLD), *halves]
+
+
+@requirement(
+    "DYN-PASS-8202",
+    "With overlap scheduling, a bucket that is tied to a place after a product has the results of uncompiled code.",
+    source=f"{SOURCE}.insert_overlap_deps, bucket_mode",
+)
+@pytest.mark.world(2, timeout=120)
+def test_tied_buckets(world: World) -> None:
+    """Gather two halves of a product, which hides a reduction."""
+
+    def body(rank: Rank) -> None:
+        given = drawn(rank, (SIZE, SIZE), (SIZE, SIZE))
+        for mode in (None, "custom_ops_multidtype"):
+            options = {"collective_bucketing": True, "bucket_mode": mode}
+            line = timeline(scheduled(of_product, given, options, times(9)))
+            assert line == "lplww", f"{line} with {options}"
+
+    world.run(body)
+
+
+def returned_first(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
+    """Gather the two last weights, which are returned, before those that products need."""
+    ends = [functional.all_gather_tensor(weight, 0, dist.group.WORLD) for weight in weights[-2:]]
+    return [*layers(x, *weights[:-2]), *ends]
 
 
 @requirement(
@@ -170,18 +195,18 @@ def backwards(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
 )
 @pytest.mark.world(2, timeout=120)
 def test_needed_first(world: World) -> None:
-    """Gather weights of growing sizes, the largest for the first product, where a product hides one gather."""
+    """Gather weights of growing sizes, the first ones for products, each of which hides one gather."""
 
     def body(rank: Rank) -> None:
-        sizes = [SIZE + 2 * number for number in range(5)]
-        shapes = [(rows // 2, columns) for rows, columns in zip(sizes[1:], sizes, strict=False)]
-        given = drawn(rank, (SIZE, sizes[-1]), *shapes)
+        sizes = [SIZE + 2 * number for number in range(6)]
+        shapes = [(rows // 2, columns) for rows, columns in zip(sizes, sizes[1:], strict=False)]
+        given = drawn(rank, (SIZE, SIZE), *shapes)
         for grouped in (True, False):
             options = {"prioritize_bucketing_during_scheduling": grouped}
-            (graph,) = scheduled(backwards, given, options, times(1)).forwards
+            (graph,) = scheduled(returned_first, given, options, times(1)).forwards
             launched = [o.result for o in graph.operators if o.is_collective]
-            right = [f"float32[{rows}, {columns}]" for rows, columns in zip(sizes[1:], sizes, strict=False)]
-            assert launched == right[::-1], f"{launched} with {options}"
+            right = [f"float32[{rows}, {columns}]" for rows, columns in zip(sizes, sizes[1:], strict=False)]
+            assert launched == right, f"{launched} with {options}"
 
     world.run(body)
 
