@@ -204,12 +204,13 @@ def test_strides_of_gradients(world: World) -> None:
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compiled code makes gradients contiguous")
 @pytest.mark.world(2)
 def test_strides_of_gradients_of_dtensors(world: World) -> None:
-    """Give gradients with the strides of the results, and compare those of a DTensor, in four layouts."""
+    """Give gradients with the strides of the results, and compare those of a DTensor, in two layouts."""
 
     def body(rank: Rank) -> list[str]:
         wrong = []
         mesh = rank.mesh(rank.size)
-        for layout, arranged in LAYOUTS.items():
+        for layout in ("contiguous", "channels last"):
+            arranged = LAYOUTS[layout]
             for placement in (Shard(0), Replicate()):
                 for name in ("product", "sine", "two"):
                     function, found = THROUGH[name], []

@@ -7,6 +7,7 @@ operator takes, so that what overlaps does not depend on the machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -199,13 +200,13 @@ def test_needed_first(world: World) -> None:
 
     def body(rank: Rank) -> None:
         sizes = [SIZE + 2 * number for number in range(6)]
-        shapes = [(rows // 2, columns) for rows, columns in zip(sizes, sizes[1:], strict=False)]
+        shapes = [(rows // 2, columns) for rows, columns in itertools.pairwise(sizes)]
         given = drawn(rank, (SIZE, SIZE), *shapes)
         for grouped in (True, False):
             options = {"prioritize_bucketing_during_scheduling": grouped}
             (graph,) = scheduled(returned_first, given, options, times(1)).forwards
             launched = [o.result for o in graph.operators if o.is_collective]
-            right = [f"float32[{rows}, {columns}]" for rows, columns in zip(sizes, sizes[1:], strict=False)]
+            right = [f"float32[{rows}, {columns}]" for rows, columns in itertools.pairwise(sizes)]
             assert launched == right, f"{launched} with {options}"
 
     world.run(body)
