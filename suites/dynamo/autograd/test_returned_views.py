@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness import Rank, World, assert_on_ranks, dyadic, requirement
 from harness.stacks import dynamo
@@ -96,6 +97,57 @@ def test_aliases(world: World) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+@requirement(
+    "DYN-RESULT-1802",
+    "Results of compiled code that share memory have the values, memory and gradients of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: aliases of intermediates; torch.Tensor: detach, view",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=120)
+def test_aliases_of_generated_code(world: World) -> None:
+    """Return tensors and their detached aliases from code that Inductor generates."""
+
+    def body(rank: Rank) -> None:
+        def pairs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y, z = based(x), based(x + 1)
+            return y, y.detach(), z.detach(), z
+
+        found = []
+        for run in pairs, dynamo.compiled(pairs, backend="inductor")[0]:
+            x = dyadic(2, 3, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
+            found.append(described(run(x), x))
+        assert found[0] == found[1]
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-RESULT-8201",
+    "Compiled code that sets a new tensor to the storage of a result returns it with the values and memory of that.",
+    source="torch.compile; torch.Tensor.set_",
+)
+@pytest.mark.world(2)
+def test_set_results(world: World) -> None:
+    """Set a tensor to a sum over ranks, or to twice the sum, and return it with what is computed from it."""
+
+    def body(rank: Rank) -> None:
+        def code(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            total = based(x)
+            new, other = x + 1, x + 2
+            with torch.no_grad():
+                new.set_(total)
+                other.set_(total * 2)
+            return new, other, new + other
+
+        found = []
+        for run in code, dynamo.compiled(code)[0]:
+            x = dyadic(2, 3, key=rank.index, dtype=torch.float32).to(rank.device)
+            found.append(described(run(x), x))
+        assert found[0] == found[1]
+
+    world.run(body)
+
+
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda x: x.contiguous(),
     "rotated": lambda x: x.permute(1, 2, 0),
@@ -142,3 +194,36 @@ def test_strides_of_gradients(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]], world.run(body))
+
+
+@requirement(
+    "DYN-GRAD-1803",
+    "The gradient of compiled code has the strides of that of uncompiled code, whatever the layout of its results.",
+    source="torch.compile; torch/_functorch/_aot_autograd: tangents; torch.autograd.grad",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compiled code makes gradients contiguous")
+@pytest.mark.world(2)
+def test_strides_of_gradients_of_dtensors(world: World) -> None:
+    """Give gradients with the strides of the results, and compare those of a DTensor, in two layouts."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        mesh = rank.mesh(rank.size)
+        for layout in ("contiguous", "channels last"):
+            arranged = LAYOUTS[layout]
+            for placement in (Shard(0), Replicate()):
+                for name in ("product", "sine", "two"):
+                    function, found = THROUGH[name], []
+                    for run in function, dynamo.compiled(function)[0]:
+                        local = arranged(dyadic(4, 2, 3, key=0, dtype=torch.float32).to(rank.device))
+                        x = DTensor.from_local(local, mesh, [placement], run_check=False).requires_grad_()
+                        result = run(x)
+                        ends = result if isinstance(result, tuple) else (result,)
+                        (gradient,) = torch.autograd.grad(ends, x, [torch.ones_like(y) for y in ends])
+                        part = gradient.to_local()
+                        found.append((gradient.stride(), part.stride(), part.tolist()))
+                    if found[0] != found[1]:
+                        wrong.append(f"{name}, {layout}, {placement}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))

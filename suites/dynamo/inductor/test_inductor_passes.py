@@ -338,7 +338,7 @@ def test_buckets_of_hinted_sizes(world: World) -> None:
 @pytest.mark.needs(features=["inductor"])
 @pytest.mark.world(2, timeout=180)
 def test_overlap_passes(world: World) -> None:
-    """Move the wait for a gather behind a product by a named pass, and then the product by a function; or by none."""
+    """Move a gather, which is first, and its wait behind a product by named passes, then the product by a function."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -358,16 +358,24 @@ def test_overlap_passes(world: World) -> None:
             orders = list[list[str]]()
             options = {
                 "reorder_for_compute_comm_overlap": runs,
-                "reorder_for_compute_comm_overlap_passes": [seen, "sink_waits", seen, swapped, seen],
+                "reorder_for_compute_comm_overlap_passes": [
+                    seen,
+                    "raise_comms",
+                    seen,
+                    "sink_waits",
+                    seen,
+                    swapped,
+                    seen,
+                ],
             }
             with dynamo.cached_as(f"{tag} {runs} {rank.index}"), dynamo.inductor_options(options):
                 results = dynamo.compiled(code, backend="inductor")[0](x)
             for number, (one, result) in enumerate(zip(right, results, strict=True)):
                 assert_same(one, result, f"tensor {number}")
-            assert len(orders) == (3 if runs else 0)
+            assert len(orders) == (4 if runs else 0)
             if runs:
                 gather, wait, product = orders[0]
-                assert orders[1:] == [[gather, product, wait], [product, gather, wait]]
+                assert orders[1:] == [orders[0], [gather, product, wait], [product, gather, wait]]
 
     world.run(body)
 

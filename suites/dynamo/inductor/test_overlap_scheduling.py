@@ -7,6 +7,7 @@ operator takes, so that what overlaps does not depend on the machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -116,16 +117,20 @@ def test_limits(world: World) -> None:
     assert first == second
 
 
-BUCKETS: list[tuple[float, Options, int]] = [
-    (0, {}, 1),
-    (1, {}, 4),
-    (2, {}, 3),
-    (9, {}, 2),
-    (9, {"insert_overlap_deps": False}, 2),
-    (9, {"max_coll_distance": 1}, 4),
-    (9, {"collective_bucketing": False}, 4),
+BUCKETS: list[tuple[int, float, Options, int]] = [
+    (4, 0, {}, 1),
+    (4, 1, {}, 4),
+    (4, 2, {}, 3),
+    (4, 9, {}, 2),
+    (4, 9, {"insert_overlap_deps": False}, 2),
+    (4, 9, {"max_coll_distance": 1}, 4),
+    (4, 9, {"collective_bucketing": False}, 4),
+    (7, 2, {}, 3),
 ]
-"""Milliseconds of a product, options, and how many collectives four gathers become."""
+"""Gathers, milliseconds of a product, options, and how many collectives the gathers become.
+
+Of seven gathers, the last four share a bucket that is launched after a product.
+"""
 
 
 @requirement(
@@ -138,17 +143,73 @@ def test_overlap_and_buckets(world: World) -> None:
     """Products hide none of the later gathers, one each, two, or all, which decides who shares a bucket."""
 
     def body(rank: Rank) -> list[str]:
-        given = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * 4)
+        given = drawn(rank, (SIZE, SIZE), *[(SIZE // 2, SIZE)] * max(case[0] for case in BUCKETS))
         lines = []
-        for product, options, launches in BUCKETS:
-            line = timeline(scheduled(layers, given, {"collective_bucketing": True, **options}, times(product)))
-            assert line.count("p") == 4, line
+        for gathers, product, options, launches in BUCKETS:
+            options = {"collective_bucketing": True, **options}
+            line = timeline(scheduled(layers, given[: gathers + 1], options, times(product)))
+            assert line.count("p") == gathers, line
             assert line.count("l") == line.count("w") == launches, f"{line} with {options}, products of {product} ms"
             lines.append(line)
         return lines
 
     first, second = world.run(body)
     assert first == second
+
+
+def of_product(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    """Reduce one tensor, and gather the halves of a product of others."""
+    product = x @ x
+    halves = [functional.all_gather_tensor(product[at : at + SIZE // 2], 0, dist.group.WORLD) for at in (0, SIZE // 2)]
+    return [functional.all_reduce(y, "sum", dist.group.WORLD), *halves]
+
+
+@requirement(
+    "DYN-PASS-8202",
+    "With overlap scheduling, a bucket that is tied to a place after a product has the results of uncompiled code.",
+    source=f"{SOURCE}.insert_overlap_deps, bucket_mode",
+)
+@pytest.mark.world(2, timeout=120)
+def test_tied_buckets(world: World) -> None:
+    """Gather two halves of a product, which hides a reduction."""
+
+    def body(rank: Rank) -> None:
+        given = drawn(rank, (SIZE, SIZE), (SIZE, SIZE))
+        for mode in (None, "custom_ops_multidtype"):
+            options = {"collective_bucketing": True, "bucket_mode": mode}
+            line = timeline(scheduled(of_product, given, options, times(9)))
+            assert line == "lplww", f"{line} with {options}"
+
+    world.run(body)
+
+
+def returned_first(x: torch.Tensor, *weights: torch.Tensor) -> Tensors:
+    """Gather the two last weights, which are returned, before those that products need."""
+    ends = [functional.all_gather_tensor(weight, 0, dist.group.WORLD) for weight in weights[-2:]]
+    return [*layers(x, *weights[:-2]), *ends]
+
+
+@requirement(
+    "DYN-PASS-8200",
+    "With overlap scheduling, Inductor launches first the collectives whose results are needed first.",
+    source=f"{SOURCE}.prioritize_bucketing_during_scheduling",
+)
+@pytest.mark.world(2, timeout=120)
+def test_needed_first(world: World) -> None:
+    """Gather weights of growing sizes, the first ones for products, each of which hides one gather."""
+
+    def body(rank: Rank) -> None:
+        sizes = [SIZE + 2 * number for number in range(6)]
+        shapes = [(rows // 2, columns) for rows, columns in itertools.pairwise(sizes)]
+        given = drawn(rank, (SIZE, SIZE), *shapes)
+        for grouped in (True, False):
+            options = {"prioritize_bucketing_during_scheduling": grouped}
+            (graph,) = scheduled(returned_first, given, options, times(1)).forwards
+            launched = [o.result for o in graph.operators if o.is_collective]
+            right = [f"float32[{rows}, {columns}]" for rows, columns in itertools.pairwise(sizes)]
+            assert launched == right, f"{launched} with {options}"
+
+    world.run(body)
 
 
 def mixed(x: torch.Tensor, y: torch.Tensor, *weights: torch.Tensor) -> Tensors:
@@ -222,17 +283,21 @@ LAYER = 2 * SIZE * SIZE / 2**20
     "DYN-PASS-5063",
     "Before it schedules, Inductor fills buckets up to a size with gathers of parameters, and with reductions in their "
     "group whose results are returned.",
-    source=f"{SOURCE}.pre_bucketing_fsdp_collectives, pre_bucketing_fsdp_collectives_bucket_cap_mb",
+    source=f"{SOURCE}.pre_bucketing_fsdp_collectives, pre_bucketing_fsdp_collectives_bucket_cap_mb, "
+    "pre_bucketing_fsdp_collectives_max_bucket_cap_mb",
 )
 @pytest.mark.world(2, timeout=120)
 def test_shards(world: World) -> None:
     """Use buckets of any size, of no weight and of two, for four weights; the rest must stay alone."""
     cap = "pre_bucketing_fsdp_collectives_bucket_cap_mb"
+    least, most = (f"pre_bucketing_fsdp_collectives_{end}_bucket_cap_mb" for end in ("min", "max"))
     cases: list[tuple[Options, list[int]]] = [
         ({}, [3, 2, 3]),
         ({cap: 0.0}, [6, 5, 6]),
         ({cap: 2.5 * LAYER}, [4, 5, 3]),
         ({cap: 5 * LAYER}, [3, 3, 3]),
+        ({least: 0.0}, [3, 2, 3]),
+        ({least: 0.0, most: 2.5 * LAYER}, [4, 5, 3]),
     ]
 
     def body(rank: Rank) -> list[list[str]]:
