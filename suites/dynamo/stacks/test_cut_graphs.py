@@ -146,6 +146,75 @@ def test_modes(world: World) -> None:
     world.run(body)
 
 
+def _no_block(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    return c(b(a(x))), x
+
+
+def _block_first(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = a.weight.diagonal() * 2
+    return c(b(a(x))), told
+
+
+def _block_between(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = a(x)
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = y * 2
+    return c(b(y)), told
+
+
+def _block_of_result(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = c(b(a(x)))
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = y * 2
+    return y, told
+
+
+def _block_of_weight(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = c(b(a(x)))
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = c.weight.diagonal() * 2
+    return y, told
+
+
+BLOCKS = {
+    "none": _no_block,
+    "first": _block_first,
+    "between": _block_between,
+    "last, of the result": _block_of_result,
+    "last, of a weight": _block_of_weight,
+}
+"""Forwards, by where they have a block in which the gradient mode is the other one."""
+
+
+@requirement(
+    "DYN-DDP-8300",
+    "A call of a compiled model under DDP with several buckets leaves the gradient mode as it was.",
+    source=f"{SOURCE}; torch.set_grad_enabled; torch.is_grad_enabled",
+)
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("where", BLOCKS)
+@pytest.mark.world(1)
+def test_mode_afterwards(world: World, where: str, enabled: bool) -> None:
+    """Call twice a forward that computes something in the other gradient mode, and ask for the mode after each call."""
+
+    def body(rank: Rank) -> None:
+        model, tracer = wrapped(BLOCKS[where], rank), Tracer("eager")
+        function = compiled(model, tracer)
+        for call in range(2):
+            with torch.set_grad_enabled(enabled):
+                right = model(given(rank))
+                found = function(given(rank))
+                mode = torch.is_grad_enabled()
+            assert mode == enabled, f"after call {call}, gradients are {'enabled' if mode else 'disabled'}"
+            for one, other in zip(right, found, strict=True):
+                assert_same(one.detach(), other.detach(), f"call {call}")
+                assert one.requires_grad == other.requires_grad, f"call {call}"
+        assert len(tracer.graphs) > 1
+
+    world.run(body)
+
+
 def _scaled(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     n, m, _ = counts.tolist()
     return c(b(a(x)) * n) + m
