@@ -146,6 +146,148 @@ def test_modes(world: World) -> None:
     world.run(body)
 
 
+def _no_block(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    return c(b(a(x))), x
+
+
+def _block_first(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = a.weight.diagonal() * 2
+    return c(b(a(x))), told
+
+
+def _block_between(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = a(x)
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = y * 2
+    return c(b(y)), told
+
+
+def _block_of_result(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = c(b(a(x)))
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = y * 2
+    return y, told
+
+
+def _block_of_weight(a: Layer, b: Layer, c: Layer, x: torch.Tensor) -> Any:
+    y = c(b(a(x)))
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        told = c.weight.diagonal() * 2
+    return y, told
+
+
+BLOCKS = {
+    "none": _no_block,
+    "first": _block_first,
+    "between": _block_between,
+    "last, of the result": _block_of_result,
+    "last, of a weight": _block_of_weight,
+}
+"""Forwards, by where they have a block in which the gradient mode is the other one."""
+
+
+@requirement(
+    "DYN-DDP-8300",
+    "A call of a compiled model under DDP with several buckets leaves the gradient mode as it was.",
+    source=f"{SOURCE}; torch.set_grad_enabled; torch.is_grad_enabled",
+)
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+@pytest.mark.parametrize("where", BLOCKS)
+@pytest.mark.world(1)
+def test_mode_afterwards(world: World, where: str, enabled: bool) -> None:
+    """Call twice a forward that computes something in the other gradient mode, and ask for the mode after each call."""
+
+    def body(rank: Rank) -> None:
+        model, tracer = wrapped(BLOCKS[where], rank), Tracer("eager")
+        function = compiled(model, tracer)
+        for call in range(2):
+            with torch.set_grad_enabled(enabled):
+                right = model(given(rank))
+                found = function(given(rank))
+                mode = torch.is_grad_enabled()
+            assert mode == enabled, f"after call {call}, gradients are {'enabled' if mode else 'disabled'}"
+            for one, other in zip(right, found, strict=True):
+                assert_same(one.detach(), other.detach(), f"call {call}")
+                assert one.requires_grad == other.requires_grad, f"call {call}"
+        assert len(tracer.graphs) > 1
+
+    world.run(body)
+
+
+def _read_by_first(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    kept.add_(1)
+    y = a(x) + kept
+    return c(b(y)), kept.sum()
+
+
+def _read_after_first(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    y = a(x)
+    kept.add_(1)
+    return c(b(y) + kept), kept.sum()
+
+
+def _read_with_result(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    kept.add_(1)
+    y = c(b(a(x)))
+    return y, y * kept
+
+
+def _changed_by_last(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    told = a.weight.diagonal() * kept
+    y = c(b(a(x)))
+    kept.add_(y.detach().sum(0))
+    return y, told
+
+
+def _read_with_weight(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    kept.detach().add_(1)
+    y = c(b(a(x)))
+    return y, c.weight.diagonal() * kept
+
+
+def _changed_with_weight(a: Layer, b: Layer, c: Layer, x: torch.Tensor, kept: torch.Tensor) -> Any:
+    y = a(x) * kept.detach()
+    y = c(b(y))
+    kept.detach().copy_(c.weight.detach().diagonal() * 2)
+    return y, c.weight.diagonal() * 2
+
+
+CHANGES = {
+    "read by the first": _read_by_first,
+    "read by the second": _read_after_first,
+    "read with the result": _read_with_result,
+    "changed with the result": _changed_by_last,
+    "read with a weight": _read_with_weight,
+    "changed with a weight": _changed_with_weight,
+}
+"""Forwards that change a tensor in place and read it in other parts, by what is done."""
+
+
+@requirement(
+    "DYN-DDP-8301",
+    "What a compiled model under DDP with several buckets changes in place is read before and after as without "
+    "compilation.",
+    source=f"{SOURCE}; torch.compile",
+)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.world(1)
+def test_order_of_changes(world: World, change: str) -> None:
+    """Call twice, with a tensor that one part changes and another reads, also if it takes nothing from the others."""
+
+    def body(rank: Rank) -> None:
+        model, tracer = wrapped(CHANGES[change], rank), Tracer("eager")
+        function = compiled(model, tracer)
+        ours, theirs = (torch.ones(WIDE, device=rank.device) for _ in range(2))
+        for call in range(2):
+            right, found = (*model(given(rank), ours), ours), (*function(given(rank), theirs), theirs)
+            told = [bool((one == other).all()) for one, other in zip(right, found, strict=True)]
+            assert all(told), f"in call {call}, these are right: {told}"
+        assert len(tracer.graphs) > 1
+
+    world.run(body)
+
+
 def _scaled(a: Layer, b: Layer, c: Layer, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     n, m, _ = counts.tolist()
     return c(b(a(x)) * n) + m
