@@ -266,7 +266,7 @@ CHANGES = {
 
 @requirement(
     "DYN-DDP-8301",
-    "What a compiled model under DDP with several buckets changes in place is read before and after as without "
+    "A compiled model under DDP with several buckets reads what it changes in place before and after as without "
     "compilation.",
     source=f"{SOURCE}; torch.compile",
 )

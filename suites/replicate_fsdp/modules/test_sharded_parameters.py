@@ -405,7 +405,7 @@ def test_kept_memory(world: World) -> None:
 
 @requirement(
     "RFSDP-SHARDPAR-7607",
-    "What an embedding with max_norm writes into its weight in a forward is kept, or it is refused.",
+    "A fully sharded embedding with max_norm keeps what it writes into its weight in a forward, or is refused.",
     source=f"{SOURCE}; torch.nn.Embedding: max_norm: 'modify Embedding's weight tensor in-place'",
 )
 @pytest.mark.parametrize("limit", [None, 2.0], ids=["unlimited", "limited"])
