@@ -190,7 +190,7 @@ def selection(
     seen = known or left_out
     reasons += [each for each in seen if isinstance(each, NotCollected) or not reasons]
     suites = (config.rootpath / "suites").resolve()
-    there = sorted({p.relative_to(suites).parts[0] for p in suites.glob("*/**/test_*.py")})
+    there = sorted(p.name for p in suites.glob("*/") if any(p.rglob("test_*.py")))
     asked = [(config.invocation_params.dir / Path(argument)).resolve() for argument in config.args]
     whole = [stack for stack in there if any((suites / stack).is_relative_to(path) for path in asked)]
     stacks = {stack_of(nodeid) for nodeid in nodeids} - {""}

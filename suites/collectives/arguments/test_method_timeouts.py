@@ -17,12 +17,14 @@ LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.4)
 Call = Callable[[Any, torch.Tensor, dict[str, Any]], Any]
 
 
-def _parts(mine: torch.Tensor) -> list[torch.Tensor]:
+def parts(mine: torch.Tensor) -> list[torch.Tensor]:
+    """Return room for the tensors of two ranks."""
     return [torch.zeros_like(mine) for _ in range(2)]
 
 
-def _at(root: int, mine: torch.Tensor) -> list[torch.Tensor]:
-    return _parts(mine) if dist.get_rank() == root else []
+def at(root: int, mine: torch.Tensor) -> list[torch.Tensor]:
+    """Return room for them on the root, and nothing elsewhere."""
+    return parts(mine) if dist.get_rank() == root else []
 
 
 def _with(options: Any, given: dict[str, Any]) -> Any:
@@ -36,10 +38,10 @@ CALLS: dict[str, Call] = {
     "allreduce": lambda group, mine, given: group.allreduce(mine, **given),
     "reduce": lambda group, mine, given: group.reduce(mine, root=0, **given),
     "broadcast": lambda group, mine, given: group.broadcast(mine, root=1, **given),
-    "allgather": lambda group, mine, given: group.allgather(_parts(mine), mine, **given),
-    "gather": lambda group, mine, given: group.gather(_at(0, mine), mine, root=0, **given),
-    "scatter": lambda group, mine, given: group.scatter(mine, _at(1, mine), root=1, **given),
-    "reduce_scatter": lambda group, mine, given: group.reduce_scatter(mine, _parts(mine), **given),
+    "allgather": lambda group, mine, given: group.allgather(parts(mine), mine, **given),
+    "gather": lambda group, mine, given: group.gather(at(0, mine), mine, root=0, **given),
+    "scatter": lambda group, mine, given: group.scatter(mine, at(1, mine), root=1, **given),
+    "reduce_scatter": lambda group, mine, given: group.reduce_scatter(mine, parts(mine), **given),
     "alltoall_base": lambda group, mine, given: group.alltoall_base(mine, mine.clone(), [1, 1], [1, 1], **given),
     "barrier": lambda group, mine, given: group.barrier(**given),
     "allreduce with options": lambda group, mine, given: group.allreduce([mine], _with(dist.AllreduceOptions(), given)),
@@ -50,13 +52,13 @@ CALLS: dict[str, Call] = {
         [mine], _with(dist.BroadcastOptions(), {"rootRank": 1, **given})
     ),
     "gather with options": lambda group, mine, given: group.gather(
-        [_at(0, mine)] if dist.get_rank() == 0 else [], [mine], _with(dist.GatherOptions(), {"rootRank": 0, **given})
+        [at(0, mine)] if dist.get_rank() == 0 else [], [mine], _with(dist.GatherOptions(), {"rootRank": 0, **given})
     ),
     "scatter with options": lambda group, mine, given: group.scatter(
-        [mine], [_at(1, mine)] if dist.get_rank() == 1 else [], _with(dist.ScatterOptions(), {"rootRank": 1, **given})
+        [mine], [at(1, mine)] if dist.get_rank() == 1 else [], _with(dist.ScatterOptions(), {"rootRank": 1, **given})
     ),
     "reduce_scatter with options": lambda group, mine, given: group.reduce_scatter(
-        [mine], [_parts(mine)], _with(dist.ReduceScatterOptions(), given)
+        [mine], [parts(mine)], _with(dist.ReduceScatterOptions(), given)
     ),
     "alltoall_base with options": lambda group, mine, given: group.alltoall_base(
         mine, mine.clone(), [1, 1], [1, 1], _with(dist.AllToAllOptions(), given)

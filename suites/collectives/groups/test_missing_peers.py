@@ -15,19 +15,12 @@ import torch.distributed as dist
 from harness import Rank, World, requirement
 from harness.oracles.collectives import COLLECTIVES, Case
 from harness.stacks.collectives import claimed_cases, coalescing_manager, functional
+from suites.collectives.arguments.test_method_timeouts import at, parts
 
 SHORT = timedelta(seconds=0.4)
 Tensor = torch.Tensor
 Call = Callable[[Tensor, Any, bool], Any]
 """A call with a tensor, in a group, waited for at once or later."""
-
-
-def _at(root: int, t: Tensor) -> list[Tensor] | None:
-    return [torch.zeros_like(t), torch.zeros_like(t)] if dist.get_rank() == root else None
-
-
-def _all(t: Tensor) -> list[Tensor]:
-    return [torch.zeros_like(t), torch.zeros_like(t)]
 
 
 def _coalesced(t: Tensor, group: Any, later: bool) -> Any:
@@ -54,15 +47,15 @@ CALLS: dict[str, dict[str, Call]] = {
         "all_reduce": lambda t, g, later: dist.all_reduce(t, group=g, async_op=later),
         "reduce": lambda t, g, later: dist.reduce(t, 1, group=g, async_op=later),
         "broadcast": lambda t, g, later: dist.broadcast(t, 0, group=g, async_op=later),
-        "all_gather": lambda t, g, later: dist.all_gather(_all(t), t, group=g, async_op=later),
+        "all_gather": lambda t, g, later: dist.all_gather(parts(t), t, group=g, async_op=later),
         "all_gather_into_tensor": lambda t, g, later: dist.all_gather_into_tensor(t.repeat(2), t, g, later),
-        "gather": lambda t, g, later: dist.gather(t, _at(1, t), 1, group=g, async_op=later),
-        "scatter": lambda t, g, later: dist.scatter(t, _at(0, t), 0, group=g, async_op=later),
-        "reduce_scatter": lambda t, g, later: dist.reduce_scatter(t, _all(t), group=g, async_op=later),
+        "gather": lambda t, g, later: dist.gather(t, at(1, t) or None, 1, group=g, async_op=later),
+        "scatter": lambda t, g, later: dist.scatter(t, at(0, t) or None, 0, group=g, async_op=later),
+        "reduce_scatter": lambda t, g, later: dist.reduce_scatter(t, parts(t), group=g, async_op=later),
         "reduce_scatter_tensor": lambda t, g, later: dist.reduce_scatter_tensor(
             t, t.repeat(2), group=g, async_op=later
         ),
-        "all_to_all": lambda t, g, later: dist.all_to_all(_all(t), _all(t), g, later),
+        "all_to_all": lambda t, g, later: dist.all_to_all(parts(t), parts(t), g, later),
         "all_to_all_single": lambda t, g, later: dist.all_to_all_single(t, t.clone(), group=g, async_op=later),
         "all_gather_single": lambda t, g, later: dist.all_gather_single(t.repeat(2), t, g, later),
         "reduce_scatter_single": lambda t, g, later: dist.reduce_scatter_single(
@@ -78,9 +71,9 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "objects": {
         "all_gather_object": lambda t, g, later: dist.all_gather_object([None, None], "text", g),
-        "gather_object": lambda t, g, later: dist.gather_object("text", _at(1, t), 1, g),
+        "gather_object": lambda t, g, later: dist.gather_object("text", at(1, t) or None, 1, g),
         "broadcast_object_list": lambda t, g, later: dist.broadcast_object_list(["text"], 0, g),
-        "scatter_object_list": lambda t, g, later: dist.scatter_object_list([None], _at(0, t), 0, g),
+        "scatter_object_list": lambda t, g, later: dist.scatter_object_list([None], at(0, t) or None, 0, g),
     },
     "functional": {
         "all_reduce": lambda t, g, later: functional.all_reduce(t, "sum", g),

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
@@ -20,8 +21,6 @@ from harness.stacks.collectives import flattened, functional
 from harness.stacks.tracing import Tracer
 from harness.stacks.training import launched, since
 
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 Cases = dict[str, tuple[Any, tuple[Any, ...]]]
 """Functions and their arguments, by name."""
 

@@ -8,12 +8,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
-
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Layers(nn.Module):

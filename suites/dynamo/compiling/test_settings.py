@@ -13,13 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo, replicate, replicate_fsdp
 from harness.stacks.collectives import functional, unwaited
 from harness.stacks.tracing import Tracer
-
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Diagonal(nn.Linear):

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
-
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Changing(nn.Module):

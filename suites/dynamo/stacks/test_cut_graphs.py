@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from fixtures.layers import WIDE
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_dynamo/backends/distributed.py: DDPOptimizer"
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Layer(nn.Module):

@@ -13,14 +13,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo, replicate
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
 
 SOURCE = "torch/_dynamo/config.py: optimize_ddp; torch/nn/parallel/distributed.py: _register_accum_grad_hook"
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 HOOKS = "hooks of the reducer in Python, which refer to their parameters"
 """What remains of a module that was made with this reducer and was not compiled."""
 

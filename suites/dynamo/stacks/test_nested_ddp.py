@@ -7,12 +7,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.layers import WIDE
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 from harness.stacks.tracing import Tracer
-
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 class Layers(nn.Module):

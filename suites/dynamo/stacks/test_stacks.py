@@ -15,14 +15,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from fixtures.layers import WIDE
 from fixtures.models import HIDDEN, INPUTS, OUTPUTS, TwoLayers
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate, replicate_fsdp
 from harness.stacks.tracing import Tracer
-
-WIDE = 512
-"""The width of a layer whose float32 weights take 1 MiB, like DDP's first bucket."""
 
 
 def by_function(module: nn.Module, tracer: Tracer) -> Callable[..., Any]:

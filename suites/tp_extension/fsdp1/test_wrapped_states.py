@@ -239,6 +239,12 @@ def uses(model: Any, optimizer: torch.optim.Optimizer) -> Iterator[str]:
             yield "optim_state_dict_to_load"
 
 
+def settings_of(model: Any) -> list[Any]:
+    """Return what each FSDP module has, with the types of configs, which compare equal across types."""
+    settings = map(FullyShardedDataParallel.get_state_dict_type, FullyShardedDataParallel.fsdp_modules(model))
+    return [(each, type(each.state_dict_config)) for each in settings]
+
+
 @requirement(
     "TP-STATE-7902",
     "A state of an FSDP module or its optimizer that is taken or loaded leaves the state dict type and configs as set.",
@@ -254,7 +260,6 @@ def test_settings_stay(world: World, strategy: ShardingStrategy) -> None:
         fsdp = FullyShardedDataParallel
         for original in True, False:
             model = nested(rank, sharding_strategy=strategy, use_orig_params=original)
-            modules = fsdp.fsdp_modules(model)
             sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
             model(inputs(rank)).sum().backward()
             sgd.step()
@@ -262,10 +267,10 @@ def test_settings_stay(world: World, strategy: ShardingStrategy) -> None:
                 if setting[0] == LOCAL and original and strategy != ShardingStrategy.NO_SHARD:
                     continue
                 fsdp.set_state_dict_type(model, *setting)
-                right = [(each, type(each.state_dict_config)) for each in map(fsdp.get_state_dict_type, modules)]
+                right = settings_of(model)
                 assert {each.state_dict_type for each, _ in right} == {setting[0]}, f"{setting}"
                 for used in uses(model, sgd):
-                    found = [(each, type(each.state_dict_config)) for each in map(fsdp.get_state_dict_type, modules)]
+                    found = settings_of(model)
                     assert found == right, f"{used}, {original=}, {setting}: {found}"
 
     world.run(body)
