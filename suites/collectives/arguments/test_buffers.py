@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fixtures.memory import held, held_less_than
 from fixtures.tensors import moved
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import COLLECTIVES, IN_PLACE, REDUCING, Case, inputs, outputs
@@ -320,7 +321,7 @@ def test_objects_are_freed(rank: Rank) -> None:
 @pytest.mark.needs(features=["objects"])
 @spmd(2)
 def test_memory_of_messages(rank: Rank) -> None:
-    """Send objects of seven sizes with each, and count the elements of all tensors before and after."""
+    """Send objects of seven sizes with each, and count the bytes of all tensors before and after."""
 
     def messages(number: int) -> None:
         text = "x" * (50_000 + 1000 * number + rank.index)
@@ -333,15 +334,10 @@ def test_memory_of_messages(rank: Rank) -> None:
         else:
             dist.recv_object_list([None], 0)
 
-    def elements() -> int:
-        gc.collect()
-        return sum(tensor.numel() for tensor in gc.get_objects() if type(tensor) is torch.Tensor)
-
-    messages(0)
-    before = elements()
-    for number in range(1, 7):
+    before = held()
+    for number in range(7):
         messages(number)
-    assert elements() - before < 50_000
+    assert held_less_than(before + 50_000, within=10) - before < 50_000
 
 
 @requirement(
