@@ -15,6 +15,16 @@ LEVELS = {
     "P": "perf",
 }
 """The levels of conformance, each with its stack. Each of L1 to L5 includes the levels before it."""
+STACK_BY_PREFIX = {
+    "COLL": "collectives",
+    "REPL": "replicate",
+    "DDP": "replicate",
+    "RFSDP": "replicate_fsdp",
+    "TP": "tp_extension",
+    "DYN": "dynamo",
+    "PERF": "perf",
+}
+"""The stack of Concord's own requirements, by the prefix of their ids."""
 
 if TYPE_CHECKING:
     import pytest

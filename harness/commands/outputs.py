@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -35,25 +36,44 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
-PageFile = Annotated[Path | None, typer.Argument(help="The page to write; without it, the page is printed.")]
-Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if FILE is out of date.")]
+PagesFolder = Annotated[
+    Path | None, typer.Argument(metavar="[FOLDER]", help="Folder to write the pages to; without it, they are printed.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if a page in FOLDER is out of date.")]
+INDEX = "README.md"
+"""The page of a folder that links the others.  Hosts of repositories show it with the folder."""
 
 
-def require_page(file: Path | None, check: bool) -> None:
-    """Require that there is a page to check. Errors: one of the command line."""
-    if check and file is None:
-        raise bad("--check needs the page that it should check")
+def require_folder(folder: Path | None, check: bool) -> None:
+    """Require that pages can be written, or that there is something to check. Errors: one of the command line."""
+    if check and folder is None:
+        raise bad("--check needs the folder of the pages that it should check")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise bad(f"{folder}: a file, not a folder for pages")
 
 
-def page_out(text: str, file: Path | None, check: bool, command: str) -> None:
-    """Print a generated page, write it to a file, or exit with 1 if the file has another text.
+def out_of_date(pages: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the names of the pages that a folder lacks, has with another text, or has although nothing writes them.
 
-    ``command``: the name of the subcommand that writes it.
+    ``pages``: texts by the name of their file.
     """
-    if file is None:
-        typer.echo(text, nl=False)
-    elif not check:
-        write_whole(file, text.encode())
-    elif not file.is_file() or file.read_text() != text:
-        typer.echo(f"{file} is out of date; run: concord {command} {file}")
-        raise typer.Exit(1)
+    there = {file.name: file.read_text() for file in folder.glob("*.md")}
+    return sorted(name for name in {*pages, *there} if pages.get(name) != there.get(name))
+
+
+def pages_out(pages: Mapping[str, str], folder: Path | None, check: bool, command: str) -> None:
+    """Print generated pages, write them to a folder, or exit with 1 if a page there has another text.
+
+    ``pages``: texts by the name of their file.  ``command``: the name of the subcommand that writes them.
+    """
+    if folder is None:
+        typer.echo("\n".join(pages.values()), nl=False)
+    elif check:
+        if old := out_of_date(pages, folder):
+            typer.echo(f"in {folder}, {', '.join(old)} out of date; run: concord {command} {folder}")
+            raise typer.Exit(1)
+    else:
+        for name, text in pages.items():
+            write_whole(folder / name, text.encode())
+        for name in out_of_date(pages, folder):
+            typer.echo(f"{folder / name}: nothing writes this page any more; remove it")

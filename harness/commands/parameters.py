@@ -1,6 +1,6 @@
-"""The parameters of PyTorch's public functions: which test has which value, as tables and as one page.
+"""The parameters of PyTorch's public functions: which test has which value, as tables and as pages.
 
-The command ``concord parameters`` writes docs/parameters.md from fixtures/parameters/*.toml, which people keep.
+The command ``concord parameters`` writes docs/parameters/ from fixtures/parameters/*.toml, which people keep.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from harness.commands.outputs import Check, PageFile, page_out, require_page
+from harness.commands.outputs import INDEX, Check, PagesFolder, pages_out, require_folder
 from harness.commands.refusing import bad
 from harness.commands.tables import TableError, document, escaped, read_all, words
 
 FOLDER = "fixtures/parameters"
-PAGE = "docs/parameters.md"
+PAGES = "docs/parameters"
 CALL = "()"
 """The parameter that stands for the call itself, of a function without parameters."""
 UNTESTED, GAP = "not tested: ", "gap: "
@@ -179,9 +179,9 @@ def _proofs(table: Table) -> Iterator[tuple[str, str]]:
                 yield f"{name}: {parameter}: {value}", proof
 
 
-def page(tables: Mapping[str, Table]) -> str:
-    """Render the tables as Markdown."""
-    lines = [_INTRODUCTION]
+def pages(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Render the tables as Markdown: pages by the name of their file, one for each stack."""
+    pages = {INDEX: [_INTRODUCTION]}
     for stack, table in tables.items():
         inside = [function for function in table.values() if not function.outside]
         proofs = Counter(_kind(proof) for _, proof in _proofs(table))
@@ -191,9 +191,11 @@ def page(tables: Mapping[str, Table]) -> str:
             proofs.total(),
             *(proofs[kind] for kind in ("", UNTESTED, GAP)),
         )
-        lines.append(f"| [`{stack}`](#{stack}) | {' | '.join(map(str, counts))} |")
+        pages[INDEX].append(f"| [`{stack}`]({stack}.md) | {' | '.join(map(str, counts))} |")
     for stack, table in tables.items():
-        lines += ["", f"## {stack}", "", "| function | parameter | value | test |", "|---|---|---|---|"]
+        lines = pages[f"{stack}.md"] = [_GENERATED, "", f"# Parameters: {stack}", ""]
+        lines += [f"[Parameters]({INDEX}) says how to read this page.", ""]
+        lines += ["| function | parameter | value | test |", "|---|---|---|---|"]
         lines += _rows(table)
         outside = {name: function for name, function in table.items() if function.outside}
         if outside:
@@ -202,7 +204,7 @@ def page(tables: Mapping[str, Table]) -> str:
                 f"| `{name}`{_since(function.torch)} | {escaped(function.outside)} |"
                 for name, function in outside.items()
             ]
-    return "\n".join(lines) + "\n"
+    return {name: "\n".join(lines) + "\n" for name, lines in pages.items()}
 
 
 def _rows(table: Table) -> Iterator[str]:
@@ -219,7 +221,7 @@ def _shown(proof: str) -> str:
     if kind:
         return f"{'**gap**' if kind == GAP else 'not tested'}: {escaped(proof.removeprefix(kind))}"
     file, _, test = proof.partition("::")
-    return f"[`{test}`](../{file})"
+    return f"[`{test}`](../../{file})"
 
 
 def _kind(proof: str) -> str:
@@ -230,8 +232,9 @@ def _since(specifier: str) -> str:
     return f" ({escaped(specifier)})" if specifier else ""
 
 
+_GENERATED = f"<!-- Generated from {FOLDER}/ by: concord parameters {PAGES} -->"
 _INTRODUCTION = f"""\
-<!-- Generated from {FOLDER}/ by: concord parameters {PAGE} -->
+{_GENERATED}
 
 # Parameters
 
@@ -245,21 +248,21 @@ PyTorch gets this value.
 
 Which functions are public, and which parameters they have, is computed from the installed PyTorch
 (`harness/stacks/surface.py`). `tests/unit/test_parameters.py` fails if a table lacks one of them, or names a test or a
-parameter that does not exist. This page is generated. To change it, change `{FOLDER}/STACK.toml` and run
-`concord parameters {PAGE}`.
+parameter that does not exist. These pages are generated. To change one, change `{FOLDER}/STACK.toml` and run
+`concord parameters {PAGES}`.
 
 | stack | functions | parameters | values | tested | not tested | gaps |
 |---|---|---|---|---|---|---|"""
 
 
-def parameters(file: PageFile = None, check: Check = False) -> None:
+def parameters(folder: PagesFolder = None, check: Check = False) -> None:
     """Write the table of parameters: every public function of the stacks, and the test of each value.
 
     Run it in a checkout of Concord.
     """
-    require_page(file, check)
+    require_folder(folder, check)
     try:
-        text = page(read(Path.cwd()))
+        texts = pages(read(Path.cwd()))
     except TableError as e:
         raise bad(str(e)) from None
-    page_out(text, file, check, "parameters")
+    pages_out(texts, folder, check, "parameters")

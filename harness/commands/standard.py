@@ -1,6 +1,6 @@
-"""The standard: every requirement of the suites as one page, and the rules that its sentences follow.
+"""The standard: every requirement of the suites, a page for each stack, and the rules that its sentences follow.
 
-The command ``concord requirements`` writes docs/requirements.md from what pytest collects.
+The command ``concord requirements`` writes docs/requirements/ from what pytest collects.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.commands.collecting import collected
-from harness.commands.outputs import Check, PageFile, page_out, require_page
+from harness.commands.outputs import INDEX, Check, PagesFolder, pages_out, require_folder
 from harness.commands.refusing import bad
 from harness.requirements import LEVELS
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts
 from reports.model import ReportError
 
-PAGE = "docs/requirements.md"
+FOLDER = "docs/requirements"
 MOST_WORDS = 30
 _INDIRECT = re.compile(r"(What|Who|Where|How|Which)(ever|soever)?\b")
 _WORLD = re.compile(r"^(\d+ranks?|worlds)-?")
@@ -34,6 +34,7 @@ _ABOUT = {
     "P": "correct results and plausible times in benchmarks",
 }
 """What each level of :data:`harness.requirements.LEVELS` is about."""
+_GENERATED = f"<!-- Generated from suites/ by: concord requirements {FOLDER} -->"
 
 
 def flaws(sentence: str) -> list[str]:
@@ -50,60 +51,68 @@ def flaws(sentence: str) -> list[str]:
     return [rule for rule, is_broken in broken.items() if is_broken]
 
 
-def standard(facts: SuiteFacts) -> str:
-    """Render the requirements of a suite as Markdown, by level and topic."""
+def standard(facts: SuiteFacts) -> dict[str, str]:
+    """Render the requirements of a suite as Markdown: pages by the name of their file, one for each level."""
     by_level: dict[str, list[RequirementText]] = {level: [] for level in LEVELS}
     for requirement in facts.requirements.values():
         by_level.setdefault(requirement.level, []).append(requirement)
     by_level = {level: requirements for level, requirements in by_level.items() if requirements}
-    lines = list(_introduction(by_level))
     tests = _tests(facts)
+    pages = {INDEX: [*_introduction(by_level), *_by_version(facts)]}
     for level, requirements in by_level.items():
-        lines += ["", f"## {_title(level)}"]
+        lines = pages[_file(level)] = [
+            _GENERATED,
+            "",
+            f"# {_title(level)}",
+            "",
+            f"Requirements about {_ABOUT[level]}. [The standard]({INDEX}) says how to read this page."
+            if level in _ABOUT
+            else f"[The standard]({INDEX}) says how to read this page.",
+        ]
         topics: dict[str, list[RequirementText]] = defaultdict(list)
         for requirement in sorted(
             requirements, key=lambda requirement: (_topic(requirement.id), _number(requirement.id))
         ):
             topics[_topic(requirement.id)].append(requirement)
+        lines += ["", f"Topics: {', '.join(f'[{topic}](#{topic.lower()})' for topic in topics)}"]
         for topic, of_topic in topics.items():
-            lines += ["", f"### {topic}", "", "| id | requirement | source | tests |", "|---|---|---|---|"]
+            lines += ["", f"## {topic}", "", "| id | requirement | source | tests |", "|---|---|---|---|"]
             lines += [_row(requirement, tests[requirement.id]) for requirement in of_topic]
-    lines += _by_version(facts)
-    return "\n".join(lines) + "\n"
+    return {name: "\n".join(lines) + "\n" for name, lines in pages.items()}
 
 
-def requirements(file: PageFile = None, check: Check = False) -> None:
+def requirements(folder: PagesFolder = None, check: Check = False) -> None:
     """Write the standard: every requirement of the suites here, with its level, source and tests.
 
     Run it in a checkout of Concord; it collects the suites and starts no rank.
     """
-    require_page(file, check)
+    require_folder(folder, check)
     if not Path("suites").is_dir():
         raise bad(f"{Path.cwd()} has no folder suites; run this where they are")
     try:
-        page = standard(collected(Path.cwd()))
+        pages = standard(collected(Path.cwd()))
     except ReportError as e:
         raise bad(str(e)) from None
-    page_out(page, file, check, "requirements")
+    pages_out(pages, folder, check, "requirements")
 
 
 def _introduction(by_level: Mapping[str, list[RequirementText]]) -> Iterator[str]:
     yield f"""\
-<!-- Generated from suites/ by: concord requirements {PAGE} -->
+{_GENERATED}
 
 # The standard
 
 Each requirement is one claim about what a user of PyTorch's distributed stack sees, with the tests that prove it.
 A backend is **conformant** at a level if it meets every mandatory requirement of that level and of the levels before
-it, in worlds of enough sizes; [reports](reports.md#levels) state the exact rule and each level's minimum, and
-[the vendors' page](vendors.md) shows how to run it.
+it, in worlds of enough sizes; [reports](../reports.md#levels) state the exact rule and each level's minimum, and
+[the vendors' page](../vendors.md) shows how to run it.
 
 | level | stack | requirements | about |
 |---|---|---|---|"""
     for level, requirements in by_level.items():
         optional = sum(not requirement.mandatory for requirement in requirements)
         count = f"{len(requirements)}, {optional} optional" if optional else str(len(requirements))
-        link = f"[{level}](#{_anchor(_title(level))})"
+        link = f"[{level or 'none'}]({_file(level)})"
         yield f"| {link} | `{LEVELS.get(level, '')}` | {count} | {_ABOUT.get(level, '')} |"
     yield f"""
 How to read the tables:
@@ -113,10 +122,10 @@ How to read the tables:
 - A requirement holds if all of its **tests** pass. Each runs on several world sizes, most with many dtypes, shapes or
   options. A *property* draws its cases, so that a level needs a second run from another seed.
 - Requirements are **mandatory** unless marked *optional*. Optional ones are reported, and no level depends on them.
-- A [profile](profiles.md) states what a backend claims. Tests of what it does not claim are reported as unsupported.
+- A [profile](../profiles.md) states what a backend claims. Tests of what it does not claim are reported as unsupported.
 
-This page is generated. To change it, change the tests under `suites/` ([writing suites](writing-suites.md)) and run
-`concord requirements {PAGE}`. CI fails while it is out of date."""
+These pages are generated. To change one, change the tests under `suites/` ([writing suites](../writing-suites.md)) and
+run `concord requirements {FOLDER}`. CI fails while a page is out of date."""
 
 
 def _by_version(facts: SuiteFacts) -> Iterator[str]:
@@ -157,7 +166,7 @@ def _link(function: str, nodeids: list[str], *, whole: bool) -> str:
     file, _, name = function.partition("::")
     chosen = dict.fromkeys(_WORLD.sub("", nodeid.partition("[")[2].removesuffix("]")) for nodeid in nodeids)
     parameters = "" if whole else f"[{', '.join(chosen)}]"
-    return f"[`{name}{parameters}`](../{file})"
+    return f"[`{name}{parameters}`](../../{file})"
 
 
 def _row(requirement: RequirementText, tests: list[str]) -> str:
@@ -180,9 +189,9 @@ def _title(level: str) -> str:
     return f"{level}: {LEVELS[level]}" if level in LEVELS else level or "without a level"
 
 
-def _anchor(title: str) -> str:
-    """Return the fragment that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+def _file(level: str) -> str:
+    """Return the name of the page of a level, that of its stack."""
+    return f"{LEVELS.get(level) or level or 'without-a-level'}.md"
 
 
 def _topic(id: str) -> str:

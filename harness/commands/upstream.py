@@ -1,6 +1,6 @@
-"""PyTorch's own distributed tests: which requirements ask what each of them asks, as tables and as one page.
+"""PyTorch's own distributed tests: which requirements ask what each of them asks, as tables and as pages.
 
-The command ``concord upstream`` writes docs/upstream.md from fixtures/upstream/*.toml, which people keep.
+The command ``concord upstream`` writes docs/upstream/ from fixtures/upstream/*.toml, which people keep.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.commands.outputs import Check, PageFile, page_out, require_page
+from harness.commands.outputs import INDEX, Check, PagesFolder, pages_out, require_folder
 from harness.commands.refusing import bad
 from harness.commands.tables import TableError, document, escaped, read_all, words
+from harness.requirements import STACK_BY_PREFIX
 
 FOLDER = "fixtures/upstream"
-PAGE = "docs/upstream.md"
+PAGES = "docs/upstream"
 GAP = "gap"
 KINDS = {
     "accelerator": "can only be seen on an accelerator: streams, memory of the device, kernels, what a library does",
@@ -122,23 +123,24 @@ def unknown_requirements(table: Table, known: frozenset[str]) -> list[str]:
     ]
 
 
-def page(tables: Mapping[str, Table]) -> str:
-    """Render the tables as Markdown."""
-    lines = [_INTRODUCTION]
+def pages(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Render the tables as Markdown: pages by the name of their file, one for each stack."""
+    pages = {INDEX: [_INTRODUCTION]}
     total: Counter[str] = Counter()
     for stack, table in tables.items():
         counted = _counted(table)
         total += counted
-        lines.append(_numbers(f"[`{stack}`](#{stack})", counted))
-    lines.append(_numbers("all", total))
+        pages[INDEX].append(_numbers(f"[`{stack}`]({stack}.md)", counted))
+    pages[INDEX].append(_numbers("all", total))
     for stack, table in tables.items():
-        lines += ["", f"## {stack}"]
+        lines = pages[f"{stack}.md"] = [_GENERATED, "", f"# PyTorch's own tests: {stack}", ""]
+        lines.append(f"[PyTorch's own tests]({INDEX}) says how to read this page.")
         for file, of_file in table.items():
             version = of_file.version[:12]
-            lines += ["", f"### `{file}`", "", f"Read at {escaped(version)}.", ""]
+            lines += ["", f"## `{file}`", "", f"Read at {escaped(version)}.", ""]
             lines += ["| test | requirements | not asked |", "|---|---|---|"]
             lines += _rows(of_file)
-    return "\n".join(lines) + "\n"
+    return {name: "\n".join(lines) + "\n" for name, lines in pages.items()}
 
 
 def _counted(table: Table) -> Counter[str]:
@@ -151,19 +153,25 @@ def _numbers(name: str, counted: Mapping[str, int]) -> str:
 
 def _rows(of_file: File) -> Iterator[str]:
     for name, test in of_file.tests.items():
-        ids = ", ".join(f"[{one}](requirements.md#{one.rpartition('-')[0].lower()})" for one in test.requirements)
+        ids = ", ".join(f"[{one}]({_page_of(one)}#{one.rpartition('-')[0].lower()})" for one in test.requirements)
         why = "; ".join(f"{'**gap**' if kind == GAP else kind}: {escaped(text)}" for kind, text in test.reasons.items())
         yield f"| `{name}` | {ids} | {why} |"
 
 
+def _page_of(requirement: str) -> str:
+    """Return the page that has a requirement, as a link from the pages here."""
+    return f"../requirements/{STACK_BY_PREFIX.get(requirement.partition('-')[0], INDEX.removesuffix('.md'))}.md"
+
+
+_GENERATED = f"<!-- Generated from {FOLDER}/ by: concord upstream {PAGES} -->"
 _INTRODUCTION = f"""\
-<!-- Generated from {FOLDER}/ by: concord upstream {PAGE} -->
+{_GENERATED}
 
 # PyTorch's own tests
 
-Each of PyTorch's own tests of its distributed stacks, and the [requirements](requirements.md) that ask what it asks.
-Most defects that PyTorch has mended have a test there, so what its tests ask and no requirement does is a hole. A
-backend that meets a requirement has shown what the tests beside it show, and need not run them.
+Each of PyTorch's own tests of its distributed stacks, and the [requirements](../requirements/README.md) that ask what
+it asks. Most defects that PyTorch has mended have a test there, so what its tests ask and no requirement does is a
+hole. A backend that meets a requirement has shown what the tests beside it show, and need not run them.
 
 Each test was read beside the tests of its requirements. This is a judgment, and not a measurement: of a part of them it
 was tried, by putting in the defect against which the test stands.
@@ -172,21 +180,21 @@ was tried, by putting in the defect against which the test stands.
 - **asked in part**: the same, except for what the row says.
 {chr(10).join(f"- **{kind}**: {text}." for kind, text in reversed(KINDS.items()))}
 
-This page is generated. To change it, change `{FOLDER}/STACK.toml` and run `concord upstream {PAGE}`.
+These pages are generated. To change one, change `{FOLDER}/STACK.toml` and run `concord upstream {PAGES}`.
 `tests/unit/test_upstream.py` fails if a table names a requirement that does not exist.
 
 | stack | tests | {" | ".join(VERDICTS)} |
 |---|---|{"---|" * len(VERDICTS)}"""
 
 
-def upstream(file: PageFile = None, check: Check = False) -> None:
+def upstream(folder: PagesFolder = None, check: Check = False) -> None:
     """Write the table of PyTorch's own tests: the requirements that ask what each of them asks, or why none does.
 
     Run it in a checkout of Concord.
     """
-    require_page(file, check)
+    require_folder(folder, check)
     try:
-        text = page(read(Path.cwd()))
+        texts = pages(read(Path.cwd()))
     except TableError as e:
         raise bad(str(e)) from None
-    page_out(text, file, check, "upstream")
+    pages_out(texts, folder, check, "upstream")

@@ -1,6 +1,6 @@
 """All known defects of a checkout, with what is known of each: kind, area, versions, report, requirements and script.
 
-Nothing is run.  It is read from ``fixtures/defects``, ``docs/findings.md``, ``docs/requirements.md``, the scripts and
+Nothing is run.  It is read from ``fixtures/defects``, ``docs/findings.md``, ``docs/requirements``, the scripts and
 ``docs/findings/versions.json``.
 """
 
@@ -27,7 +27,7 @@ from harness.versions.scripts import FOLDER, Script, command_in, scripts
 from harness.versions.tables import Row, rows, standard
 
 ROWS = Path("docs/findings.md")
-REQUIREMENTS = Path("docs/requirements.md")
+REQUIREMENTS = Path("docs/requirements")
 NOT_RUN, OTHERWISE = "not run", "otherwise"
 _HOST = ("gloo", "cpu")
 """The backend and the device on which scripts run for ``versions.json``."""
@@ -153,7 +153,7 @@ class _Said:
         for row in rows(_text(root / ROWS)):
             for name in row.scripts:
                 self.rows.setdefault(name, []).append(row)
-        self.standard = standard(_text(root / REQUIREMENTS))
+        self.standard = standard(map(_text, sorted((root / REQUIREMENTS).glob("*.md"))))
         self.on_host = {script.name: script for script in scripts(root)}
 
     def finding(self, defect: Defect) -> Finding:

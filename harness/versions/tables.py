@@ -1,4 +1,4 @@
-"""What the tables of two pages say: the rows of docs/findings.md, and the requirements of each test."""
+"""What the tables of pages say: the rows of docs/findings.md, and the requirements of each test."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from harness.profiles.model import pattern
 
 _CELL = re.compile(r"(?<!\\)\|")
 _SCRIPT = re.compile(r"\]\(findings/([\w.-]+)\.py\)")
 _REQUIREMENT = re.compile(r"`([A-Z][A-Z0-9-]+-\d{2,})`")
-_TEST = re.compile(r"\[`([^`\[]+)(?:\[([^`]*)\])?`\]\(\.\./([^)\s]+)\)")
+_TEST = re.compile(r"\[`([^`\[]+)(?:\[([^`]*)\])?`\]\((?:\.\./)+([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Proof:
 
 @dataclass
 class Standard:
-    """The requirements of docs/requirements.md, by the file and the function of their tests."""
+    """The requirements of docs/requirements, by the file and the function of their tests."""
 
     proofs: dict[str, dict[str, list[Proof]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
 
@@ -64,10 +65,10 @@ class Standard:
         return found
 
 
-def standard(page: str) -> Standard:
-    """Return the requirements of docs/requirements.md.  Lines that are no rows of its tables are passed over."""
+def standard(pages: Iterable[str]) -> Standard:
+    """Return the requirements of the pages in docs/requirements.  Lines that are no rows of tables are passed over."""
     known = Standard()
-    for cells in _cells(page):
+    for cells in chain.from_iterable(map(_cells, pages)):
         named = _REQUIREMENT.match(cells[0])
         if named is None or len(cells) < 4:
             continue

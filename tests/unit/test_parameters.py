@@ -13,13 +13,14 @@ from torch import distributed as dist
 from typer.testing import CliRunner
 
 from harness.commands.main import app
+from harness.commands.outputs import INDEX, out_of_date
 from harness.commands.parameters import (
     FOLDER,
-    PAGE,
+    PAGES,
     Table,
     TableError,
     disagreements,
-    page,
+    pages,
     parse,
     read,
     unknown_tests,
@@ -67,9 +68,9 @@ def test_tests_can_reach_what_they_prove(tables: Mapping[str, Table], stack: str
     ] == []
 
 
-def test_the_page_is_up_to_date(tables: Mapping[str, Table]) -> None:
-    """docs/parameters.md is what the tables say."""
-    assert (ROOT / PAGE).read_text() == page(tables), f"{PAGE} is out of date; run: concord parameters {PAGE}"
+def test_the_pages_are_up_to_date(tables: Mapping[str, Table]) -> None:
+    """docs/parameters is what the tables say."""
+    assert out_of_date(pages(tables), ROOT / PAGES) == [], f"run: concord parameters {PAGES}"
 
 
 _KNOWN: dict[str, set[str]] = {}
@@ -198,11 +199,12 @@ def test_refused(text: str, problem: str) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_page() -> None:
-    """The page counts, links tests, shows versions, and escapes markup."""
-    shown = page({"x": parse(SMALL.replace("None", "<a|b>"), "small.toml")})
-    assert "| [`x`](#x) | 2 | 3 | 3 | 1 | 1 | 1 |" in shown
-    assert f"| `torch.f` | `a` | 1 | [`test_shapes`](../{TEST.partition('::')[0]}) |" in shown
+def test_pages() -> None:
+    """The first page counts; that of a stack links tests, shows versions, and escapes markup."""
+    made = pages({"x": parse(SMALL.replace("None", "<a|b>"), "small.toml")})
+    assert "| [`x`](x.md) | 2 | 3 | 3 | 1 | 1 | 1 |" in made[INDEX]
+    shown = made["x.md"]
+    assert f"| `torch.f` | `a` | 1 | [`test_shapes`](../../{TEST.partition('::')[0]}) |" in shown
     assert r"| `torch.f` | `b` (&gt;=2.13) | &lt;a\|b&gt; | not tested: it is the default |" in shown
     assert "| `torch.g` (&lt;2.13) | the call | called | **gap**: nobody calls it |" in shown
     assert "| `torch.Class` | it is no part of the stack |" in shown
@@ -281,17 +283,17 @@ class TestCommand:
         return tmp_path
 
     def test_prints(self) -> None:
-        """Without a file, it prints the page."""
-        assert CliRunner().invoke(app, ["parameters"]).output == page({"x": small()})
+        """Without a folder, it prints the pages."""
+        assert CliRunner().invoke(app, ["parameters"]).output == "\n".join(pages({"x": small()}).values())
 
     def test_writes(self, checkout: Path) -> None:
-        """With a file, it writes the page, which is up to date then, and out of date once a table changes."""
-        assert CliRunner().invoke(app, ["parameters", "page.md"]).exit_code == 0
-        assert (checkout / "page.md").read_text() == page({"x": small()})
-        assert CliRunner().invoke(app, ["parameters", "page.md", "--check"]).exit_code == 0
+        """With a folder, it writes the pages, which are up to date then, and out of date once a table changes."""
+        assert CliRunner().invoke(app, ["parameters", "out"]).exit_code == 0
+        assert out_of_date(pages({"x": small()}), checkout / "out") == []
+        assert CliRunner().invoke(app, ["parameters", "out", "--check"]).exit_code == 0
         (checkout / FOLDER / "x.toml").write_text(SMALL.replace("nobody", "somebody"))
-        done = CliRunner().invoke(app, ["parameters", "page.md", "--check"])
-        assert (done.exit_code, done.output) == (1, "page.md is out of date; run: concord parameters page.md\n")
+        done = CliRunner().invoke(app, ["parameters", "out", "--check"])
+        assert (done.exit_code, done.output) == (1, "in out, x.md out of date; run: concord parameters out\n")
 
     @pytest.mark.parametrize("content", [None, b"\xff", b"x = 1"], ids=["missing", "not UTF-8", "no table"])
     def test_bad_input(self, checkout: Path, content: bytes | None) -> None:
@@ -305,6 +307,6 @@ class TestCommand:
         assert done.output.startswith("concord: ")
         assert done.output.count("\n") == 1
 
-    def test_check_needs_a_file(self) -> None:
-        """--check without a file is bad input."""
+    def test_check_needs_a_folder(self) -> None:
+        """--check without a folder is bad input."""
         assert CliRunner().invoke(app, ["parameters", "--check"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""The standard: its rules, and docs/requirements.md, which is made of the suites."""
+"""The standard: its rules, and docs/requirements, which is made of the suites."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 from harness.audit.records import load
 from harness.commands.collecting import collected
 from harness.commands.main import app
-from harness.commands.standard import PAGE, flaws, standard
+from harness.commands.outputs import INDEX, out_of_date
+from harness.commands.standard import FOLDER, flaws, standard
 from harness.plugin.waivers import Conditions
 from harness.profiles.needs import Needs
 from harness.profiles.shelf import Shelf
+from harness.requirements import LEVELS, STACK_BY_PREFIX
 from harness.results import RequirementText
 from harness.suite_facts import SuiteFacts, TestFacts
 from tests.unit.live_parts import HOST, NONE_LIVE, without_live_test
@@ -35,10 +37,16 @@ def test_every_sentence_follows_the_rules(facts: SuiteFacts) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_is_up_to_date(facts: SuiteFacts) -> None:
-    """docs/requirements.md is what the suites say."""
-    page = ROOT / PAGE
-    assert page.read_text() == standard(facts), f"{PAGE} is out of date; run: concord requirements {PAGE}"
+def test_the_pages_are_up_to_date(facts: SuiteFacts) -> None:
+    """docs/requirements is what the suites say."""
+    assert out_of_date(standard(facts), ROOT / FOLDER) == [], f"run: concord requirements {FOLDER}"
+
+
+@pytest.mark.timeout(300)
+def test_prefixes_of_ids_name_the_stack(facts: SuiteFacts) -> None:
+    """Links to a requirement find its page by the prefix of its id, so that says which stack it is about."""
+    stacks = {text.id: LEVELS[text.level] for text in facts.requirements.values()}
+    assert [name for name, stack in stacks.items() if STACK_BY_PREFIX.get(name.partition("-")[0]) != stack] == []
 
 
 @pytest.mark.timeout(300)
@@ -121,8 +129,8 @@ def test_no_flaws(sentence: str) -> None:
     assert flaws(sentence) == []
 
 
-def made(*texts: RequirementText, **tests: TestFacts) -> str:
-    """Render requirements of a made-up file of tests."""
+def made(*texts: RequirementText, **tests: TestFacts) -> dict[str, str]:
+    """Render requirements of a made-up file of tests: pages by the name of their file."""
     named = {f"suites/dynamo/test_it.py::{name}": test for name, test in tests.items()}
     return standard(SuiteFacts(tests=named, requirements={text.id: text for text in texts}))
 
@@ -133,9 +141,9 @@ def text(id: str, level: str = "L5", *, mandatory: bool = True) -> RequirementTe
 
 def test_one_row() -> None:
     """A row has the id, the sentence, the source, and a link to the test."""
-    page = made(text("DYNAMO-ONE-01"), test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))
-    link = "[`test_one`](../suites/dynamo/test_it.py)"
-    assert page.endswith(f"### DYNAMO-ONE\n\n{_HEAD}| `DYNAMO-ONE-01` | It holds. | torch | {link} |\n")
+    page = made(text("DYNAMO-ONE-01"), test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))["dynamo.md"]
+    link = "[`test_one`](../../suites/dynamo/test_it.py)"
+    assert page.endswith(f"## DYNAMO-ONE\n\n{_HEAD}| `DYNAMO-ONE-01` | It holds. | torch | {link} |\n")
 
 
 _HEAD = "| id | requirement | source | tests |\n|---|---|---|---|\n"
@@ -143,59 +151,60 @@ _HEAD = "| id | requirement | source | tests |\n|---|---|---|---|\n"
 
 def test_names_that_not_every_version_has() -> None:
     """The names in PyTorch that tests need are listed, each with the requirements of these tests."""
-    page = made(
+    pages = made(
         text("DYNAMO-ONE-01"),
         text("DYNAMO-ONE-02"),
         test_one=TestFacts(requirements=["DYNAMO-ONE-02"], needs=Needs(torch="torch.a.b(c)")),
         test_two=TestFacts(requirements=["DYNAMO-ONE-01"], needs=Needs(torch="torch.a.b(c)")),
     )
-    assert page.endswith("|---|---|\n| `torch.a.b(c)` | `DYNAMO-ONE-01`, `DYNAMO-ONE-02` |\n")
+    assert pages[INDEX].endswith("|---|---|\n| `torch.a.b(c)` | `DYNAMO-ONE-01`, `DYNAMO-ONE-02` |\n")
 
 
 def test_some_parameters() -> None:
     """Where only some instances of a test prove a requirement, their parameters are shown, without the world."""
-    page = made(
+    pages = made(
         text("DYNAMO-ONE-01"),
         **{"test_law[2ranks-a]": TestFacts(requirements=["DYNAMO-ONE-01"]), "test_law[3ranks-b]": TestFacts()},
     )
-    assert "`test_law[a]`" in page
+    assert "`test_law[a]`" in pages["dynamo.md"]
 
 
 def test_properties_and_optional_ones() -> None:
     """A property and an optional requirement are marked, and counted."""
-    page = made(
+    pages = made(
         text("DYNAMO-ONE-01", mandatory=False),
         text("DYNAMO-ONE-02"),
         test_one=TestFacts(requirements=["DYNAMO-ONE-01", "DYNAMO-ONE-02"], property_based=True),
     )
-    assert "| `DYNAMO-ONE-01` *(optional)* |" in page
-    assert "(../suites/dynamo/test_it.py) *(property)* |" in page
-    assert "| [L5](#l5-dynamo) | `dynamo` | 2, 1 optional |" in page
+    assert "| `DYNAMO-ONE-01` *(optional)* |" in pages["dynamo.md"]
+    assert "(../../suites/dynamo/test_it.py) *(property)* |" in pages["dynamo.md"]
+    assert "| [L5](dynamo.md) | `dynamo` | 2, 1 optional |" in pages[INDEX]
 
 
 def test_order() -> None:
     """Levels, topics and numbers are in order, whatever the order of collection."""
     ids = ["REPL-B-10", "REPL-B-02", "REPL-A-01"]
-    page = made(
+    pages = made(
         text("DYN-A-01"), *(text(each, "L2") for each in ids), test_one=TestFacts(requirements=[*ids, "DYN-A-01"])
     )
-    places = [page.index(f"`{each}`") for each in ("REPL-A-01", "REPL-B-02", "REPL-B-10", "DYN-A-01")]
+    assert [*pages] == [INDEX, "replicate.md", "dynamo.md"]
+    places = [pages["replicate.md"].index(f"`{each}`") for each in ("REPL-A-01", "REPL-B-02", "REPL-B-10")]
     assert places == sorted(places)
 
 
 def test_escapes() -> None:
     """What Markdown could take for a border or emphasis is escaped, and names keep their underscores."""
     odd = RequirementText(id="DYNAMO-ONE-01", sentence="a|b.", source="_private, all_reduce, __new__, *x", level="L5")
-    page = made(odd, test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))
-    assert r"| a\|b. | \_private, all_reduce, \_\_new\_\_, \*x |" in page
+    pages = made(odd, test_one=TestFacts(requirements=["DYNAMO-ONE-01"]))
+    assert r"| a\|b. | \_private, all_reduce, \_\_new\_\_, \*x |" in pages["dynamo.md"]
 
 
 class TestCommand:
     """``concord requirements``, which collects the suites in another process."""
 
     @pytest.fixture(autouse=True)
-    def suites(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        """One requirement instead of the suites; returns its page."""
+    def suites(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+        """One requirement instead of the suites; returns its pages."""
         facts = SuiteFacts(
             tests={"suites/dynamo/test_it.py::test_one": TestFacts(requirements=["DYNAMO-ONE-01"])},
             requirements={"DYNAMO-ONE-01": text("DYNAMO-ONE-01")},
@@ -203,31 +212,49 @@ class TestCommand:
         monkeypatch.setattr("harness.commands.standard.collected", lambda root: facts)
         return standard(facts)
 
-    def test_prints(self, suites: str) -> None:
-        """Without a file, it prints the page."""
-        assert CliRunner().invoke(app, ["requirements"]).output == suites
+    def test_prints(self, suites: dict[str, str]) -> None:
+        """Without a folder, it prints the pages."""
+        assert CliRunner().invoke(app, ["requirements"]).output == "\n".join(suites.values())
 
-    def test_writes(self, suites: str, tmp_path: Path) -> None:
-        """With a file, it writes the page, which is up to date then."""
-        page = tmp_path / "page.md"
-        assert CliRunner().invoke(app, ["requirements", str(page)]).exit_code == 0
-        assert page.read_text() == suites
-        assert CliRunner().invoke(app, ["requirements", str(page), "--check"]).exit_code == 0
+    def test_writes(self, suites: dict[str, str], tmp_path: Path) -> None:
+        """With a folder, it writes the pages, which are up to date then."""
+        folder = tmp_path / "pages"
+        assert CliRunner().invoke(app, ["requirements", str(folder)]).exit_code == 0
+        assert {file.name: file.read_text() for file in folder.iterdir()} == suites
+        assert CliRunner().invoke(app, ["requirements", str(folder), "--check"]).exit_code == 0
 
     @pytest.mark.parametrize("there", [None, "old"], ids=["missing", "old"])
-    def test_out_of_date(self, there: str | None, tmp_path: Path) -> None:
-        """--check exits with 1, says what to run, and writes nothing."""
-        page = tmp_path / "page.md"
+    def test_out_of_date(self, there: str | None, suites: dict[str, str], tmp_path: Path) -> None:
+        """--check exits with 1, says which pages are old and what to run, and writes nothing."""
+        page = tmp_path / "dynamo.md"
+        (tmp_path / INDEX).write_text(suites[INDEX])
         if there is not None:
             page.write_text(there)
-        done = CliRunner().invoke(app, ["requirements", str(page), "--check"])
+        done = CliRunner().invoke(app, ["requirements", str(tmp_path), "--check"])
         assert done.exit_code == 1
-        assert f"concord requirements {page}" in done.output
+        assert done.output == f"in {tmp_path}, dynamo.md out of date; run: concord requirements {tmp_path}\n"
         assert (page.read_text() if page.exists() else None) == there
 
-    def test_check_needs_a_file(self) -> None:
-        """--check without a file is bad input."""
+    def test_a_page_too_many(self, tmp_path: Path) -> None:
+        """A page that nothing writes any more is left where it is, and both ways name it."""
+        (tmp_path / "old.md").write_text("old")
+        done = CliRunner().invoke(app, ["requirements", str(tmp_path)])
+        assert (done.exit_code, done.output) == (
+            0,
+            f"{tmp_path / 'old.md'}: nothing writes this page any more; remove it\n",
+        )
+        assert CliRunner().invoke(app, ["requirements", str(tmp_path), "--check"]).exit_code == 1
+
+    def test_check_needs_a_folder(self) -> None:
+        """--check without a folder is bad input."""
         assert CliRunner().invoke(app, ["requirements", "--check"]).exit_code == 2
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        """A file in place of the folder is bad input."""
+        (tmp_path / "page.md").write_text("mine")
+        done = CliRunner().invoke(app, ["requirements", str(tmp_path / "page.md")])
+        assert (done.exit_code, (tmp_path / "page.md").read_text()) == (2, "mine")
+        assert "a file, not a folder for pages" in done.stderr
 
 
 def test_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

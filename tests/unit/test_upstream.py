@@ -10,14 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.commands.main import app
-from harness.commands.standard import PAGE as STANDARD
+from harness.commands.outputs import INDEX, out_of_date
+from harness.commands.standard import FOLDER as STANDARD
 from harness.commands.tables import TableError
 from harness.commands.upstream import (
     FOLDER,
     KINDS,
-    PAGE,
+    PAGES,
     Table,
-    page,
+    pages,
     parse,
     read,
     unknown_requirements,
@@ -49,14 +50,15 @@ def test_every_stack_has_a_table(tables: Mapping[str, Table]) -> None:
 
 def test_tables_name_requirements(tables: Mapping[str, Table]) -> None:
     """Every requirement in a table is in the standard."""
-    known = frozenset(re.findall(r"^\| `([A-Z0-9-]+)` \|", (ROOT / STANDARD).read_text(), re.MULTILINE))
+    standard = "".join(file.read_text() for file in (ROOT / STANDARD).glob("*.md"))
+    known = frozenset(re.findall(r"^\| `([A-Z0-9-]+)` \|", standard, re.MULTILINE))
     assert len(known) > 1000
     assert [problem for table in tables.values() for problem in unknown_requirements(table, known)] == []
 
 
-def test_the_page_is_up_to_date(tables: Mapping[str, Table]) -> None:
-    """docs/upstream.md is what the tables say."""
-    assert (ROOT / PAGE).read_text() == page(tables), f"{PAGE} is out of date; run: concord upstream {PAGE}"
+def test_the_pages_are_up_to_date(tables: Mapping[str, Table]) -> None:
+    """docs/upstream is what the tables say."""
+    assert out_of_date(pages(tables), ROOT / PAGES) == [], f"run: concord upstream {PAGES}"
 
 
 def test_unknown_requirements() -> None:
@@ -96,16 +98,17 @@ def test_refused(text: str, problem: str) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_page() -> None:
-    """The page counts, links requirements, and escapes markup."""
-    shown = page({"x": small()})
-    assert "| [`x`](#x) | 5 | 1 | 1 | 1 | 1 | 0 | 1 | 0 |" in shown
+def test_pages() -> None:
+    """The first page counts and explains; that of a stack links requirements, and escapes markup."""
+    made = pages({"x": small()})
+    shown = made["x.md"]
+    assert "| [`x`](x.md) | 5 | 1 | 1 | 1 | 1 | 0 | 1 | 0 |" in made[INDEX]
     assert "Read at 0123456789ab." in shown
-    first = "[COLL-STORE-01](requirements.md#coll-store)"
-    assert f"| `StoreTest.test_get` | {first}, [COLL-STORE-02](requirements.md#coll-store) |  |" in shown
+    first = "[COLL-STORE-01](../requirements/collectives.md#coll-store)"
+    assert f"| `StoreTest.test_get` | {first}, [COLL-STORE-02](../requirements/collectives.md#coll-store) |  |" in shown
     assert rf"| `StoreTest.test_set` | {first} | **gap**: an &lt;empty\|key&gt; |" in shown
     assert "| `StoreTest.test_log` |  | internal: a log |" in shown
-    assert all(f"**{kind}**: " in shown for kind in KINDS)
+    assert all(f"**{kind}**: " in made[INDEX] for kind in KINDS)
 
 
 class TestCommand:
@@ -120,13 +123,13 @@ class TestCommand:
         return tmp_path
 
     def test_writes(self, checkout: Path) -> None:
-        """It writes the page, which is out of date once a table changes; without a file, it prints it."""
-        assert CliRunner().invoke(app, ["upstream"]).output == page({"x": small()})
-        assert CliRunner().invoke(app, ["upstream", "page.md"]).exit_code == 0
-        assert (checkout / "page.md").read_text() == page({"x": small()})
+        """It writes the pages, which are out of date once a table changes; without a folder, it prints them."""
+        assert CliRunner().invoke(app, ["upstream"]).output == "\n".join(pages({"x": small()}).values())
+        assert CliRunner().invoke(app, ["upstream", "out"]).exit_code == 0
+        assert out_of_date(pages({"x": small()}), checkout / "out") == []
         (checkout / FOLDER / "x.toml").write_text(SMALL.replace("nobody", "somebody"))
-        done = CliRunner().invoke(app, ["upstream", "page.md", "--check"])
-        assert (done.exit_code, done.output) == (1, "page.md is out of date; run: concord upstream page.md\n")
+        done = CliRunner().invoke(app, ["upstream", "out", "--check"])
+        assert (done.exit_code, done.output) == (1, "in out, x.md out of date; run: concord upstream out\n")
 
     def test_bad_input(self, checkout: Path) -> None:
         """Bad input is one line and exit code 2."""

@@ -72,10 +72,10 @@ ROWS = """
 REQUIREMENTS = r"""
 | id | requirement | source | tests |
 |---|---|---|---|
-| `COLL-A-01` | A collective \_works\_. | docs | [`test_one`](../suites/collectives/test_a.py) |
-| `TP-B-01` | Numbers add up. | docs | [`test_b[numbers, all]`](../suites/tp_extension/test_b.py) *(property)* |
-| `TP-B-02` *(optional)* | Letters sort. | docs | [`test_b[letters]`](../suites/tp_extension/test_b.py) |
-| `DYN-C-01` | Compiled once. | docs | [`test_c`](../suites/dynamo/test_c.py), [`test_d`](../suites/dynamo/test_c.py) |
+| `COLL-A-01` | A collective \_works\_. | docs | [`test_one`](../../suites/collectives/test_a.py) |
+| `TP-B-01` | Numbers add up. | docs | [`test_b[numbers, all]`](../../suites/tp_extension/test_b.py) *(property)* |
+| `TP-B-02` *(optional)* | Letters sort. | docs | [`test_b[letters]`](../../suites/tp_extension/test_b.py) |
+| `DYN-C-01` | Compiled. | docs | [`test_c`](../../suites/dynamo/test_c.py), [`test_d`](../../suites/dynamo/test_c.py) |
 """
 
 
@@ -93,7 +93,7 @@ def checkout(
         "fixtures/defects/pytorch.toml": "\n".join(['owner = "pytorch"', *defects]),
         "fixtures/defects/gloo.toml": 'owner = "gloo"\nbackends = ["gloo"]\n',
         "docs/findings.md": rows,
-        "docs/requirements.md": REQUIREMENTS,
+        "docs/requirements/collectives.md": REQUIREMENTS,
         **({"docs/findings/causes.toml": CAUSES} if defects else {}),
         "docs/findings/versions.json": json.dumps(
             {

@@ -88,11 +88,11 @@ class TestWhatIsKnown:
         """A defect has the requirements of its tests, as far as parameters tell."""
         assert named(made, "dtensor_item").requirements == {"TP-B-01": "Numbers add up."}
         assert named(made, "stuck").requirements == {"COLL-A-01": "A collective _works_."}
-        assert named(made, "compiled_often").requirements == {"DYN-C-01": "Compiled once."}
+        assert named(made, "compiled_often").requirements == {"DYN-C-01": "Compiled."}
 
     def test_unknown_parameters(self) -> None:
         """If no parameter fits a glob, the requirements of the whole test are given rather than none."""
-        known = standard(REQUIREMENTS)
+        known = standard([REQUIREMENTS])
         of_other = known.of(["suites/tp_extension/test_b.py::test_b[*-other]"])
         assert list(of_other) == ["TP-B-01", "TP-B-02"]
         assert known.of(["suites/x.py::test_b", "no file"]) == {}
@@ -277,7 +277,8 @@ class TestCommand:
     def test_other_files_are_missing(self, tmp_path: Path) -> None:
         """Without rows, requirements and scripts, defects are there with their reasons."""
         root = checkout(tmp_path)
-        for file in [root / "docs/findings.md", root / "docs/requirements.md", *(root / "docs/findings").glob("*.py")]:
+        docs = root / "docs"
+        for file in [docs / "findings.md", *docs.glob("requirements/*"), *docs.glob("findings/*.py")]:
             file.unlink()
         found = named(catalog(root), "dtensor_item")
         assert (found.sentence, found.requirements, found.scripts) == ("the reason of dtensor_item", {}, ())
