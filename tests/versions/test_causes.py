@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,10 +132,16 @@ def _is_there(cause: Cause) -> bool:
     file = Path(torch.__file__).parents[1] / cause.file
     if not file.is_file():
         return False
-    bodies = [ast.parse(file.read_text()).body]
+    bodies = [_body(file)]
     for part in cause.name.split(".") if cause.name else ():
         bodies = [found for body in bodies for found in _named(body, part)]
     return bool(bodies)
+
+
+@cache
+def _body(file: Path) -> list[ast.stmt]:
+    """Return the statements of a file, of which many causes name places."""
+    return ast.parse(file.read_text()).body
 
 
 def _named(body: list[ast.stmt], name: str) -> list[list[ast.stmt]]:
