@@ -221,6 +221,31 @@ def test_sums(world: World) -> None:
     compare(world, added, [({}, 24), ({"dedup_reduce_scatters": True}, 21)])
 
 
+def alike(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Add results of reduce-scatters of equal shapes."""
+    one, two = (functional.reduce_scatter_tensor(each, "sum", 0, group) for each in (y, y * 2))
+    return [one + two]
+
+
+def crossed(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
+    """Add a row to a column, each the result of a reduce-scatter."""
+    row, column = (functional.reduce_scatter_tensor(each, "sum", 0, group) for each in (y, z[:, :1]))
+    return [row + column]
+
+
+@requirement(
+    "DYN-PASS-8900",
+    "With dedup_reduce_scatters, a sum of reduce-scatters has the uncompiled shape, whichever shapes are added.",
+    source="torch/_inductor/config.py: dedup_reduce_scatters; torch/_inductor/fx_passes/fsdp.py",
+)
+@pytest.mark.needs(torch=dynamo.JOINED_SUMS)
+@pytest.mark.parametrize(("code", "joined"), [(alike, 1), (crossed, 2)], ids=["alike", "a row and a column"])
+@pytest.mark.world(3, timeout=120)
+def test_shapes_of_sums(world: World, code: Code, joined: int) -> None:
+    """Compile a sum with the option; count what is launched."""
+    compare(world, code, [({"dedup_reduce_scatters": True}, joined)])
+
+
 SIZED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "all_reduces": lambda x: functional.all_reduce(x, "sum", dist.group.WORLD),
     "all_gathers": lambda x: functional.all_gather_tensor(x[: ROWS // 2], 0, dist.group.WORLD),
