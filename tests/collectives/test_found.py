@@ -132,7 +132,7 @@ def noticed() -> set[str]:
     found: set[str] = set()
     for result in load(ROOT / "fixtures" / "faults" / "noticed.json").results:
         place, _, test = result.test.partition("::")
-        kinds = ("blind-", "kind-", "upstream-", "reported-", "mended-", "vendor-", "reviewed-")
+        kinds = ("blind-", "kind-", "upstream-", "reported-", "mended-", "vendor-", "reviewed-", "overlooked-")
         if result.defect.name.startswith(kinds) and place.startswith("suites/collectives/"):
             found |= requirements_in(ROOT / place)[test.partition("[")[0]]
     return found
