@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.pipelines import LOOPED, SCHEDULES, SINGLE, Pipeline, batch, chunks, each_schedule, mean
+from fixtures.pipelines import LOOPED, SCHEDULES, SINGLE, SPLIT, V_SHAPED, Pipeline, batch, chunks, each_schedule, mean
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -76,6 +76,36 @@ def test_accumulated_steps(world: World, how: str) -> None:
                     ratio = (layer.weight.grad / model[place].weight.grad).nanmean().item()
                     what = f"{schedule.__name__}, stage {place}: {ratio:.3f} of the gradient after step {step}"
                     assert layer.weight.grad.tolist() == model[place].weight.grad.tolist(), what
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-PIPE-8750",
+    "A weight that stages of one rank share has the sum of their gradients after a step of a pipeline schedule.",
+    source=f"{SOURCE}: ScheduleInterleaved1F1B: scale_grads; torch.Tensor.grad",
+)
+@OLD
+@pytest.mark.parametrize("how", ["averaged", "summed"])
+@pytest.mark.world(2)
+def test_tied_stages(world: World, how: str) -> None:
+    """Both stages of each rank have one weight, as the first and the last one of a V may have one embedding."""
+
+    def body(rank: Rank) -> None:
+        for schedule in (*LOOPED, *SPLIT):
+            own = Pipeline(schedule, rank.device, rank.index, rank.size, scale_grads=how == "averaged")
+            model = own.alone(rank.device)
+            for index in range(rank.size):
+                at = 2 * rank.size - 1 - index if schedule in V_SHAPED else index + rank.size
+                model[at].weight = model[index].weight
+            first, second = own.layers.values()
+            second.weight = first.weight
+            x, y = batch(0, rank.device)
+            own.call("step", x, y, losses=[])
+            losses = chunks(model, x, y)
+            (mean(losses) if how == "averaged" else torch.stack(losses).sum()).backward()
+            due, found = model[rank.index].weight.grad.tolist(), first.weight.grad.tolist()
+            assert found == due, f"{schedule.__name__}: the shared weight has {found} and not {due}"
 
     world.run(body)
 

@@ -26,6 +26,7 @@ from fixtures.pipelines import (
     chunks,
     each_schedule,
     mean,
+    total,
 )
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
@@ -81,6 +82,60 @@ def test_orders(world: World, schedule: Any) -> None:
                     for layer in model:
                         layer.weight.data.add_(layer.weight.grad.sign())
                         layer.weight.grad = None
+
+    world.run(body)
+
+
+class Failing:
+    """A loss that is the total of products, and raises in one of its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fails_in: int | None = None
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the total, or raise."""
+        self.calls += 1
+        if self.calls - 1 == self.fails_in:
+            raise ArithmeticError("not a finite loss")
+        return total(output, target)
+
+
+@requirement(
+    "RFSDP-PIPE-8751",
+    "After a call of a pipeline schedule that failed in the loss, a step has the gradients and losses of its batch.",
+    source=f"{SOURCE}: ScheduleGPipe.step, eval, loss_fn, losses",
+)
+@OLD
+@pytest.mark.parametrize("at", [0, BATCHES - 1], ids=["first", "last"])
+@each_schedule
+@pytest.mark.world(1)
+def test_after_an_error(world: World, schedule: Any, at: int) -> None:
+    """The loss of the first or the last microbatch raises in a step or an evaluation; then take two steps."""
+    if schedule not in SINGLE and runs_with(">=2.15"):
+        pytest.skip("unsupported: since 2.15, stages of one rank refuse what a failed step has handed over")
+
+    def body(rank: Rank) -> None:
+        for how in ("step", "eval") if schedule in SINGLE else ("step",):
+            loss = Failing()
+            own = Pipeline(schedule, rank.device, 0, 1, loss=loss)
+            model = own.alone(rank.device)
+            own.call("step", *batch(0, rank.device))
+            loss.calls, loss.fails_in = 0, at
+            with pytest.raises(ArithmeticError, match="not a finite loss"):
+                own.call(how, *batch(1, rank.device))
+            for number, options in enumerate(({}, {"losses": []})):
+                for layer in (*own.layers.values(), *model):
+                    layer.zero_grad()
+                x, y = batch(2 + number, rank.device)
+                own.call("step", x, y, **options)
+                right = chunks(model, x, y)
+                mean(right).backward()
+                what = f"step {number} after a failed {how}"
+                for place, layer in own.layers.items():
+                    due, found = model[place].weight.grad.tolist(), layer.weight.grad.tolist()
+                    assert found == due, f"{what}: stage {place} has {found} and not {due}"
+                assert [v.item() for v in options.get("losses", right)] == [v.item() for v in right], what
 
     world.run(body)
 
