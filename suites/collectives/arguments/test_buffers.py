@@ -28,29 +28,36 @@ from harness.stacks.collectives import coalescing_manager, functional, issue, is
 @pytest.mark.parametrize("collective", ["all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"])
 @pytest.mark.world(2, 3, 4)
 def test_lists_of_parts(world: World, collective: str) -> None:
-    """Each list has views of one buffer with guard elements around, or also between, them, in either order."""
+    """Each list has all of one buffer, or views with guard elements around or also between them, in every order."""
 
     def parts(
-        tensors: list[torch.Tensor], gap: int, reverse: bool, device: torch.device
+        tensors: list[torch.Tensor], guard: int, gap: int, order: tuple[int, ...], device: torch.device
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        in_memory = tensors[::-1] if reverse else tensors
-        pieces = [torch.full((1,), -7.0)]
-        for tensor in in_memory:
-            pieces += [tensor, torch.full((gap,), -7.0)]
-        buffer = torch.cat([*pieces, torch.full((1,), -7.0)]).to(device)
-        starts = [1 + sum(other.numel() + gap for other in in_memory[:i]) for i in range(len(tensors))]
-        views = [buffer[start : start + tensor.numel()] for start, tensor in zip(starts, in_memory, strict=True)]
-        return buffer, views[::-1] if reverse else views
+        around, between = torch.full((guard,), -7.0), torch.full((gap,), -7.0)
+        order = order if len(tensors) > 1 else (0,)
+        pieces = [piece for i in order[: len(tensors)] for piece in (tensors[i], between)]
+        buffer = torch.cat([around, *pieces, around]).to(device)
+        views = {}
+        start = guard
+        for i in order[: len(tensors)]:
+            views[i] = buffer[start : start + tensors[i].numel()]
+            start += tensors[i].numel() + gap
+        return buffer, [views[i] for i in range(len(tensors))]
 
     def body(rank: Rank) -> None:
-        for call, (gap, reverse) in enumerate(itertools.product((0, 3), (False, True))):
-            case = Case(collective, shape=(5,), form="async")
+        orders = list(itertools.permutations(range(rank.size)))
+        orders = orders if rank.size < 4 else [*orders[:3], *orders[-3:]]
+        for call, ((guard, gap), order) in enumerate(itertools.product(((0, 0), (1, 0), (1, 3)), orders)):
+            case = Case(collective, shape=(5,), form="sync" if call % 2 else "async")
             expected = outputs(case, rank.size, rank.index, call)
-            _, given = parts(inputs(case, rank.size, rank.index, call), gap, reverse, rank.device)
-            buffer, results = parts([torch.full_like(right, -1) for right in expected], gap, reverse, rank.device)
-            issue(case, given, results, None).wait()
-            whole, _ = parts(expected, gap, reverse, torch.device("cpu"))
-            assert_same(whole, buffer, f"{case}, {gap} elements between, reverse: {reverse}")
+            _, given = parts(inputs(case, rank.size, rank.index, call), guard, gap, order, rank.device)
+            blank = [torch.full_like(right, -1) for right in expected]
+            buffer, results = parts(blank, guard, gap, order, rank.device)
+            work = issue(case, given, results, None)
+            if work is not None:
+                work.wait()
+            whole, _ = parts(expected, guard, gap, order, torch.device("cpu"))
+            assert_same(whole, buffer, f"{case}, {guard} elements around, {gap} between, {order} in memory")
 
     world.run(body)
 

@@ -16,7 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    empty,
+    full,
+    ones,
+    zeros,
+)
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from harness import Rank, World, requirement, spmd
@@ -152,6 +163,75 @@ def test_contexts(rank: Rank) -> None:
     with inner:
         assert current() is inner
     outside()
+
+
+CURRENT: dict[str, Callable[[torch.device], Any]] = {
+    "zeros": lambda device: zeros(2),
+    "ones": lambda device: ones(2),
+    "empty": lambda device: empty(2),
+    "full": lambda device: full((2,), 1.5),
+    "from_local": lambda device: DTensor.from_local(torch.ones(2, device=device)),
+    "distribute_tensor": lambda device: distribute_tensor(torch.ones(2, device=device), src_data_rank=None),
+    "distribute_module": lambda device: distribute_module(torch.nn.Linear(2, 2, device=device)).weight,
+    "parallelize_module": lambda device: (
+        parallelize_module(
+            torch.nn.Linear(2, 2, device=device), parallelize_plan=ColwiseParallel(), src_data_rank=None
+        ).weight
+    ),
+}
+"""DTensors on the current mesh, in all ways to make one without a mesh."""
+
+TURNS = (
+    ("first", "outer"),
+    ("main", "inner"),
+    ("second", "outer"),
+    ("first", "inner"),
+    ("first", "inner"),
+    ("second", None),
+    ("first", None),
+    ("main", None),
+    ("second", "inner"),
+    ("main", "outer"),
+    ("first", None),
+    ("first", None),
+    ("main", None),
+    ("second", None),
+)
+"""Which thread enters which mesh, or leaves the one that it has entered last."""
+
+
+@requirement(
+    "COLL-MESH-8401",
+    "A mesh is the current one of the thread that has entered it alone, whatever other threads enter or leave.",
+    source="torch.distributed.device_mesh.DeviceMesh: 'can also be used as a context manager'",
+)
+@spmd(2)
+def test_contexts_of_threads(rank: Rank) -> None:
+    """Three threads enter two meshes and leave them in turn, and make DTensors after each step in every way."""
+    meshes = {"outer": rank.mesh(2), "inner": DeviceMesh(rank.device.type, [1, 0])}
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+
+        def within(thread: str, call: Callable[[], Any]) -> Any:
+            others = {"first": first, "second": second}
+            return others[thread].submit(call).result() if thread in others else call()
+
+        entered: dict[str, list[str]] = {"main": [], "first": [], "second": []}
+        for step, (thread, name) in enumerate(TURNS):
+            if name is None:
+                left = meshes[entered[thread].pop()]
+                within(thread, lambda left=left: left.__exit__(None, None, None))
+            else:
+                within(thread, meshes[name].__enter__)
+                entered[thread].append(name)
+            for who, names in entered.items():
+                for way, make in CURRENT.items():
+                    what = f"step {step}, {who}, {way}"
+                    if names:
+                        assert within(who, lambda make=make: make(rank.device)).device_mesh is meshes[names[-1]], what
+                    else:
+                        with pytest.raises(RuntimeError, match="mesh"):
+                            within(who, lambda make=make: make(rank.device))
+        assert not any(entered.values())
 
 
 @requirement(

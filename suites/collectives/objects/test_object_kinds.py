@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.objects import of_classes, plain
-from harness import Rank, requirement, spmd
+from fixtures.objects import Named, of_classes, plain
+from harness import Rank, World, requirement, spmd
 
 FALSE = (None, False, 0, 0.0, "", b"", (), [], {}, set(), frozenset(), range(0), torch.Size([]))
 FULL = (True, 7, -0.5, "text", b"\0", (None,), [0], {"": None}, {0}, ..., int, NotImplementedError, torch.float16)
@@ -189,3 +190,87 @@ def test_within_modes(rank: Rank) -> None:
             assert entries == [0, 1], name
             dist.barrier(group)
             dist.destroy_process_group(group)
+
+
+def _filled(tensor: torch.Tensor, value: int) -> None:
+    with torch.no_grad():
+        tensor.fill_(value)
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], Callable[[Any], Any]]] = {
+    "attribute": (lambda: Named("same"), lambda thing, value: setattr(thing, "held", value), lambda thing: thing.held),
+    "what it holds": (
+        lambda: Named("same", [0]),
+        lambda thing, value: thing.held.append(value),
+        lambda thing: thing.held[-1],
+    ),
+    "in a tuple": (
+        lambda: (Named("same"),),
+        lambda thing, value: setattr(thing[0], "held", value),
+        lambda thing: thing[0].held,
+    ),
+    "tensor": (lambda: torch.zeros(2), _filled, lambda thing: int(thing[1])),
+    "view": (lambda: torch.zeros(4)[::2], _filled, lambda thing: int(thing[1])),
+    "parameter": (lambda: torch.nn.Parameter(torch.zeros(2)), _filled, lambda thing: int(thing[1])),
+    "module": (
+        lambda: torch.nn.Linear(1, 1),
+        lambda thing, value: _filled(thing.weight, value),
+        lambda thing: int(thing.weight),
+    ),
+    "deque": (collections.deque, lambda thing, value: thing.append(value), lambda thing: thing[-1]),
+    "set": (lambda: {0}, lambda thing, value: thing.add(value), max),
+}
+"""Objects, most of which can be keys: how one is made, how a number is put into it, and how it is read."""
+
+EQUAL: tuple[tuple[Any, ...], ...] = (
+    (1, True, 1.0, 1 + 0j),
+    (0.0, -0.0, False, 0),
+    ((1,), (True,), (1.0,)),
+    (frozenset({0}), frozenset({False}), frozenset({-0.0})),
+    (Named("same", 1), Named("same", 2), Named("same", "other")),
+)
+"""Objects that are equal and are not alike."""
+
+
+@requirement(
+    "COLL-OBJECT-14",
+    "An object is sent as it is at the time of each call.",
+    source="torch.distributed.all_gather_object and the other collectives of objects",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.world(2)
+def test_changed_between_calls(world: World, kind: str) -> None:
+    """Give one object to every collective of objects, change it, and give it again."""
+    make, change, read = CHANGES[kind]
+
+    def body(rank: Rank) -> None:
+        mine = make()
+        for call in range(3):
+            change(mine, 2 + 10 * call + rank.index)
+            for how, sender, entry in arrived(rank, mine):
+                assert read(entry) == 2 + 10 * call + sender, f"{how}, call {call}"
+
+    world.run(body)
+
+
+@requirement(
+    "COLL-OBJECT-8402",
+    "Of objects that are equal, each arrives as it was given, whichever was sent before.",
+    source="torch.distributed.all_gather_object, gather_object, broadcast_object_list, scatter_object_list, "
+    "send_object_list, recv_object_list",
+)
+@pytest.mark.needs(collective="gather")
+@pytest.mark.needs(collective="scatter")
+@spmd(2)
+def test_equal_objects(rank: Rank) -> None:
+    """Give them one after the other, the ranks in another order."""
+    for objects in EQUAL:
+        for call in range(len(objects)):
+            given = objects[call], objects[-1 - call]
+            for how, sender, entry in arrived(rank, given[rank.index]):
+                right = given[sender]
+                held = (entry.held, right.held) if isinstance(right, Named) else (repr(entry), repr(right))
+                assert type(entry) is type(right), f"{how} of {right!r}: {entry!r}"
+                assert held[0] == held[1], f"{how} of {right!r}: {entry!r}"
