@@ -345,7 +345,7 @@ ZEROS = {"one of two of a shape": (1,), "the only one of its shape": (2,), "all"
 
 @requirement(
     "REPL-HOOK-8455",
-    "With an orthogonalization_epsilon, PowerSGD averages gradients of zero to zero in every step, under every other option.",
+    "With an orthogonalization_epsilon, PowerSGD averages gradients of zero to zero in every step, under every option.",
     source=f"{FOLDER}/powerSGD_hook.py: PowerSGDState: orthogonalization_epsilon",
 )
 @pytest.mark.parametrize("zeros", ZEROS.values(), ids=ZEROS)
