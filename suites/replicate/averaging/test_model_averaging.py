@@ -7,6 +7,7 @@ import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -385,6 +386,40 @@ def test_post_local_sgd(world: World) -> None:
             values[:] = values.mean(0)
         found = torch.tensor([first[number], second[number]])
         assert torch.equal(found, values[:, :, None].expand(2, 2, 2)), number
+
+
+@requirement(
+    "DDP-AVG-8457",
+    "load_state_dict of a PostLocalSGDOptimizer leaves what it is given as it is, so that it can be loaded again.",
+    source="torch.distributed.optim.PostLocalSGDOptimizer: load_state_dict; torch.optim.Optimizer.load_state_dict: "
+    "'shallow copy'",
+)
+@pytest.mark.parametrize("has_step", [True, False], ids=["with a step", "without one"])
+@pytest.mark.world(2)
+def test_loaded_again(world: World, has_step: bool) -> None:
+    """Load a state dict before each of six steps twice into one optimizer and once into another, which goes on."""
+
+    def plain(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "state": {n: each["momentum_buffer"].tolist() for n, each in state["state"].items()}}
+
+    def body(rank: Rank) -> None:
+        local = Local(rank)
+        for number in range(6):
+            given, values = copy.deepcopy(local.optimizer.state_dict()), [p.tolist() for p in local.both]
+            if not has_step:
+                del given["step"]
+            kept, once, other = copy.deepcopy(plain(given)), Local(rank), Local(rank)
+            for each in (once, once, other):
+                with nullcontext() if has_step else pytest.warns(UserWarning, match="step counter"):
+                    each.optimizer.load_state_dict(given)
+                assert each.averager.step == (number if has_step else 0), number
+                assert plain(given) == kept, number
+            for p, value in zip(other.both, values, strict=True):
+                p.data.copy_(torch.tensor(value))
+            found, right = other.step(number), local.step(number)
+            assert found == right or not has_step, number
+
+    world.run(body)
 
 
 @requirement(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -342,3 +343,88 @@ def test_updated_statistics(world: World) -> None:
             assert all(map(torch.equal, ours, model.buffers())), number
 
     world.run(body)
+
+
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all": lambda base: base,
+    "transposed": lambda base: base.t(),
+    "permuted": lambda base: base.view(2, 2, 6).permute(2, 0, 1),
+    "rows": lambda base: base[::2],
+    "columns": lambda base: base[:, 1:3],
+    "column": lambda base: base[:, 1],
+    "diagonal": lambda base: base.diagonal(),
+    "later": lambda base: base.flatten()[3:9],
+    "number": lambda base: base[1, 2],
+    "nothing": lambda base: base[:0],
+    "channels last": lambda base: base.view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+}
+"""Buffers that lie in the memory of a matrix of four rows and six columns, or have another order of elements."""
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int32, torch.int64, torch.bool]
+DTYPES += [torch.float16, torch.int8, torch.complex64]
+WHEN = {"made": 0, "training": 0, "evaluation": 0, "joined": 1}
+"""When buffers are sent, and the rank whose buffers they are."""
+
+
+def valued(like: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return values that no two neighbors have, nor two ranks for one element."""
+    numbers = torch.arange(like.numel(), device=like.device).view(like.shape) + rank
+    return (numbers % 2 if like.dtype == torch.bool else numbers).to(like.dtype)
+
+
+class Laid(nn.Module):
+    """A parameter, and buffers of every dtype as parts of other tensors, each of which a rank has filled."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, device=rank.device))
+        self.bases = {}
+        for part, dtype in itertools.product(PARTS, DTYPES):
+            name = f"{part} of {dtype}".replace(".", " ")
+            self.bases[name] = torch.full((4, 6), 7, dtype=dtype, device=rank.device)
+            self.register_buffer(name, PARTS[part](self.bases[name]))
+
+    def fill(self, rank: int) -> None:
+        for buffer in self.buffers():
+            buffer.copy_(valued(buffer, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+@requirement(
+    "DDP-BUF-8453",
+    "Buffers of any layout and dtype get the values that are broadcast, and no memory beside them changes.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.world(2)
+def test_layouts(world: World, when: str) -> None:
+    """Ranks fill parts of tensors with other values before DDP is made, before a forward or before a join."""
+
+    def body(rank: Rank) -> list[str]:
+        module, right = Laid(rank), Laid(rank)
+        right.fill(WHEN[when])
+        if when == "made":
+            module.fill(rank.index)
+        held = dict(module.named_buffers())
+        model: Any = DistributedDataParallel(module)
+        x = torch.ones(1, device=rank.device)
+        if when != "made":
+            module.fill(rank.index)
+        if when == "training":
+            model(x).sum().backward()
+        elif when == "evaluation":
+            with torch.no_grad():
+                model.eval()(x)
+        elif when == "joined":
+            with model.join():
+                for _ in range(1 + rank.index):
+                    model(x).sum().backward()
+        assert all(module.get_buffer(name) is buffer for name, buffer in held.items())
+        return [
+            name
+            for name, buffer in right.named_buffers()
+            if not torch.equal(held[name], buffer) or not torch.equal(module.bases[name], right.bases[name])
+        ]
+
+    assert_on_ranks([[]] * 2, world.run(body))

@@ -339,6 +339,42 @@ def test_power_sgd_options(world: World) -> None:
     world.run(body)
 
 
+ZEROS = {"one of two of a shape": (1,), "the only one of its shape": (2,), "all": (0, 1, 2, 3)}
+"""Which of the matrices have gradients of zero."""
+
+
+@requirement(
+    "REPL-HOOK-8455",
+    "With an orthogonalization_epsilon, PowerSGD averages gradients of zero to zero in every step, under every option.",
+    source=f"{FOLDER}/powerSGD_hook.py: PowerSGDState: orthogonalization_epsilon",
+)
+@pytest.mark.parametrize("zeros", ZEROS.values(), ids=ZEROS)
+@pytest.mark.world(2)
+def test_power_sgd_zeros(world: World, zeros: tuple[int, ...]) -> None:
+    """Some gradients are zero in all steps, and those of one rank in some; the last five of seven are compressed."""
+    factors = [(1.0, 2.0), (0.0, 2.0), (1.0, 0.0)]
+
+    def body(rank: Rank) -> None:
+        for name, options in POWERS.items():
+            given = {"orthogonalization_epsilon": 1e-8, "start_powerSGD_iter": 2, **options}
+            values = of_rank(options.get("matrix_approximation_rank", 1), Matrices.SHAPES)
+            for number in zeros:
+                values[number].zero_()
+            model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+            model.register_comm_hook(powerSGD_hook.PowerSGDState(None, **given), powerSGD_hook.powerSGD_hook)
+            for step in range(7):
+                own = factors[step % 3]
+                model(torch.tensor(own[rank.index], device=rank.device)).backward()
+                for number, (p, value) in enumerate(zip(model.module.weights, values, strict=True)):
+                    what = f"{name}, step {step}, {number}"
+                    right = sum(own) / 2 * value
+                    torch.testing.assert_close(p.grad.cpu(), right, rtol=1e-4, atol=1e-3, msg=what)
+                    assert number not in zeros or not p.grad.any(), what
+                model.zero_grad()
+
+    world.run(body)
+
+
 @requirement(
     "REPL-HOOK-464",
     "The PowerSGD hook gives the average of gradients in one bucket or several.",

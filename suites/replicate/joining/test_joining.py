@@ -337,6 +337,51 @@ def test_errors(world: World) -> None:
     world.run(body)
 
 
+HOWS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "divided": {"divide_by_initial_world_size": True},
+    "not divided": {"divide_by_initial_world_size": False},
+    "disabled": {"enable": False},
+    "throwing": {"divide_by_initial_world_size": False, "throw_on_early_termination": True},
+}
+"""Arguments of a join."""
+
+
+@requirement(
+    "DDP-JOIN-8451",
+    "Each join of a model follows the arguments that it is given, whatever those of earlier joins were.",
+    source=f"{SOURCE}: divide_by_initial_world_size, enable, throw_on_early_termination",
+)
+@pytest.mark.parametrize("form", ["join", "Join"])
+@pytest.mark.world(2)
+def test_joins_in_turn(world: World, form: str) -> None:
+    """Join a model with any arguments after any others, and take a step without a join after each."""
+    names = list(HOWS)
+    turns = [n for i, one in enumerate(names) for n in (one, *(m for other in names[i + 1 :] for m in (one, other)))]
+
+    def body(rank: Rank) -> None:
+        model: Any = DistributedDataParallel(Model().to(rank.device))
+
+        def train(batches: int) -> list[float]:
+            gradients = []
+            for number in range(batches):
+                model.zero_grad()
+                model(torch.tensor(given(rank.index, number), device=rank.device)).sum().backward()
+                gradients.append(float(model.module.first.grad[0]))
+            return gradients
+
+        for number, name in enumerate([*turns, names[0]]):
+            how = HOWS[name]
+            batches = [2, 2] if name in ("disabled", "throwing") else [1 + number % 2, 2 - number % 2]
+            divided = how.get("divide_by_initial_world_size", True)
+            right = [expected([0, 1], batches, step, divided) for step in range(batches[rank.index])]
+            with model.join(**how) if form == "join" else Join([model], **how):
+                assert train(batches[rank.index]) == right, (number, name)
+            assert train(1) == [18.0], (number, name)
+
+    world.run(body)
+
+
 @requirement(
     "DDP-JOIN-10",
     "With enable=False, join sends nothing, so that every rank keeps the model that it has at the end.",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -526,3 +530,140 @@ def test_outputs_as_they_are(world: World, unused: bool) -> None:
         return output.requires_grad, detached.requires_grad, gradient.flatten().tolist()
 
     assert_on_ranks([(True, False, [3.0] * 4)] * 2, world.run(body))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda x: x,
+    "transposed": lambda x: x.mT,
+    "permuted": lambda x: x.permute(3, 1, 0, 2),
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "channels last in 3D": lambda x: x[None].to(memory_format=torch.channels_last_3d),
+    "a number": lambda x: x.sum(),
+}
+"""How elements of an output, none of which is apart from the others, lie in memory."""
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
+
+
+class Laid(nn.Module):
+    """A weight times its input in every layout and dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3, 4, 5))
+
+    def forward(self, x: torch.Tensor) -> dict[tuple[str, torch.dtype], torch.Tensor]:
+        """Return the products by layout and dtype."""
+        y = self.weight * x
+        return {(name, dtype): LAYOUTS[name](y.to(dtype)) for name, dtype in itertools.product(LAYOUTS, DTYPES)}
+
+
+@requirement(
+    "REPL-CALL-8450",
+    "Outputs of a replicated module have the dtypes and strides that the module gives them, under every option.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, static_graph; torch.preserve_format",
+)
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "find-unused"])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=STATIC)], ids=["dynamic", "static"])
+@pytest.mark.world(2)
+def test_outputs_in_memory(world: World, static: bool, find: bool) -> None:
+    """Outputs of every layout and dtype, in evaluation and in training, for three steps."""
+
+    def body(rank: Rank) -> None:
+        module = Laid().to(rank.device)
+        model: Any = replicate.apply(Laid(), rank, find_unused_parameters=find, static_graph=static)
+        x = torch.full((), 1.0 + rank.index, device=rank.device)
+        for step, training in itertools.product(range(3), (False, True)):
+            model.train(training)
+            with torch.set_grad_enabled(training):
+                outputs, right = model(x), module(x)
+            for name, output in outputs.items():
+                what, made = (name, step, training), right[name]
+                assert (output.dtype, output.shape, output.stride()) == (made.dtype, made.shape, made.stride()), what
+                assert output.requires_grad == training, what
+                assert torch.equal(output, made), what
+            if training:
+                torch.stack([output.real.double().sum() for output in outputs.values()]).sum().backward()
+                found = replicate.gradients(model)["weight"]
+                assert torch.equal(found, torch.full_like(found, 1.5 * len(outputs))), step
+                model.zero_grad()
+
+    world.run(body)
+
+
+def refuse(*_: Any) -> Any:
+    """Raise an error in a hook."""
+    raise ZeroDivisionError
+
+
+class Failing(nn.Module):
+    """A layer, and an error if it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = layer()
+
+    def forward(self, x: torch.Tensor, fails: bool = False) -> torch.Tensor:
+        """Map float[1, 2] to float[1, 2]."""
+        result: torch.Tensor = self.layer(x)
+        return refuse() if fails else result
+
+
+def hooked(model: Any, x: torch.Tensor, kind: str) -> None:
+    handle = getattr(model.module.layer, kind)(refuse)
+    try:
+        model(x)
+    finally:
+        handle.remove()
+
+
+def failing_backward(model: Any, x: torch.Tensor) -> None:
+    output = model(x)
+    output.register_hook(refuse)
+    output.sum().backward()
+
+
+FAILS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "forward": lambda model, x: model(x, True),
+    "shape": lambda model, x: model(x[:, :1]),
+    "arguments": lambda model, x: model(),
+    "pre-hook": lambda model, x: hooked(model, x, "register_forward_pre_hook"),
+    "hook": lambda model, x: hooked(model, x, "register_forward_hook"),
+    "backward": failing_backward,
+}
+"""What raises an error on every rank."""
+
+
+@requirement(
+    "DDP-LIFE-8452",
+    "A DDP module is freed with what it wraps once nothing refers to it, also after a forward or backward failed.",
+    source="torch.nn.parallel.DistributedDataParallel: module; torch.nn.Module",
+)
+@pytest.mark.parametrize("fails", FAILS)
+@pytest.mark.world(2)
+def test_freed_after_a_failure(world: World, fails: str) -> None:
+    """Under each option, the first or second step fails, and another one follows or not."""
+    options: list[dict[str, bool]] = [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
+
+    def used(rank: Rank, before: int, after: int, options: dict[str, bool]) -> list[weakref.ref[Any]]:
+        model: Any = DistributedDataParallel(Failing().to(rank.device), **options)
+        x = torch.ones(1, 2, device=rank.device)
+        for number in range(before + 1 + after):
+            if number != before:
+                model(x).sum().backward()
+                continue
+            try:
+                FAILS[fails](model, x)
+            except (ZeroDivisionError, RuntimeError, TypeError):
+                continue
+            raise AssertionError(fails)
+        return [weakref.ref(each) for each in (model, model.module, model.module.layer.weight)]
+
+    def body(rank: Rank) -> list[Any]:
+        alive = []
+        for before, after, option in itertools.product((0, 1), (0, 1), options):
+            if not (after and fails == "backward"):
+                alive += [(before, after, option, ref) for ref in used(rank, before, after, option)]
+        gc.collect()
+        return [case for *case, ref in alive if ref() is not None]
+
+    assert_on_ranks([[]] * 2, world.run(body))

@@ -100,29 +100,39 @@ def test_iterable_of_ignored(world: World, given: Callable[[list[nn.Module]], It
     "A parameter that an ignored module shares with another module keeps the gradient of its rank.",
     source="torch/distributed/_composable/replicate.py: _ReplicateState.init, ignored_params",
 )
+@pytest.mark.parametrize("first", ["first", "ignored"])
+@pytest.mark.parametrize("depth", range(4))
 @pytest.mark.world(2)
-def test_ignored_and_shared(world: World) -> None:
-    """Two modules share a weight, and the second is ignored; a third has its own."""
+def test_ignored_and_shared(world: World, depth: int, first: str) -> None:
+    """A module shares a weight with an ignored one, or with one within it, and comes before or after that."""
 
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, rank: int) -> None:
             super().__init__()
-            self.first, self.ignored, self.third = layer(), layer(), layer()
-            self.first.weight = self.ignored.weight
+            inner = layer()
+            nn.init.constant_(inner.weight, 1.0 + rank)
+            ignored: nn.Module = inner
+            for _ in range(depth):
+                ignored = nn.Sequential(ignored)
+            shared = layer()
+            shared.weight = inner.weight
+            modules = {"first": shared, "ignored": ignored}
+            for name in (first, *(modules.keys() - {first})):
+                self.add_module(name, modules[name])
+            self.third = layer()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.first(x) + self.ignored(x) + self.third(x)
-            return result
+            return torch.stack([each(x) for each in self.children()]).sum(0)
 
-    def body(rank: Rank) -> dict[str, list[float]]:
+    def body(rank: Rank) -> list[list[float]]:
         with rank.device:  # moving a module may create new parameters, and two for a shared one
-            model = Model()
-        return backward(rank, replicate.apply(model, rank, ignored_modules=[model.ignored]))
+            model: Any = Model(rank.index)
+        replicate.apply(model, rank, ignored_modules=[model.ignored])
+        found = [*backward(rank, model).values()]
+        return [*found, model.first.weight.flatten().tolist()]
 
-    assert_on_ranks(
-        [{"first.weight": [2.0 + 2 * rank] * 4, "third.weight": [1.5] * 4} for rank in range(world.size)],
-        world.run(body),
-    )
+    own = [1.0 + rank for rank in range(world.size)]
+    assert_on_ranks([[[2 * value] * 4, [1.5] * 4, [value] * 4] for value in own], world.run(body))
 
 
 @requirement(

@@ -375,6 +375,83 @@ def test_unfrozen(world: World, views: bool, when: str) -> None:
     assert_on_ranks([[0.5] * 4] * world.size, world.run(body))
 
 
+@requirement(
+    "DDP-ZERO-8456",
+    "A step of a ZeroRedundancyOptimizer changes the parameters that are trained then alone, whichever were before.",
+    source=f"{SOURCE}: step, parameters_as_bucket_view, 'frozen layers can be made trainable'",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
+@pytest.mark.world(2)
+def test_frozen_in_turn(world: World, views: bool) -> None:
+    """Of three parameters, train any choice after any other one, with gradients of those that are trained."""
+    choices = list(itertools.product((True, False), repeat=3))
+    turns = [
+        n for i, one in enumerate(choices) for n in (one, *(m for other in choices[i + 1 :] for m in (one, other)))
+    ]
+
+    def body(rank: Rank) -> None:
+        for kind, given in OPTIMIZERS.items():
+            both = [[nn.Parameter(torch.ones(2, i + 1, device=rank.device)) for i in range(3)] for _ in range(2)]
+            zero: Any = ZeroRedundancyOptimizer(both[0], kind, parameters_as_bucket_view=views, **given)
+            plain = kind(both[1], **given)
+            for step, choice in enumerate([*turns, choices[0]]):
+                for parameters, optimizer in zip(both, (zero, plain), strict=True):
+                    for i, (p, trained) in enumerate(zip(parameters, choice, strict=True)):
+                        p.requires_grad_(trained)
+                        p.grad = torch.full_like(p, 0.5 + i - step % 4) if trained else None
+                    optimizer.step()
+                for i, (found, right) in enumerate(zip(*both, strict=True)):
+                    assert torch.equal(found, right), (kind.__name__, step, choice, i)
+                    assert found.requires_grad == choice[i], (kind.__name__, step, choice, i)
+
+    world.run(body)
+
+
+class Scaled(torch.optim.SGD):
+    """SGD whose step has an argument of its own beside the closure."""
+
+    def step(self, closure: Any = None, *, factor: float = 1.0) -> Any:  # type: ignore[override]
+        """Subtract multiples of the gradients."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * factor * p.grad
+        return loss
+
+
+@requirement(
+    "DDP-ZERO-55",
+    "A ZeroRedundancyOptimizer passes arguments of step on, and has the options that the optimizer adds to groups.",
+    source=f"{SOURCE}: step, optimizer_class, defaults; torch.optim.Optimizer: param_groups",
+)
+@pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
+@pytest.mark.world(2)
+def test_arguments_of_step(world: World, views: bool) -> None:
+    """Give no closure, one by position or one by name, each with another argument or without."""
+
+    def body(rank: Rank) -> None:
+        parameters = [nn.Parameter(torch.full((2,), 1.0 + i, device=rank.device)) for i in range(3)]
+        optimizer: Any = ZeroRedundancyOptimizer(parameters, Scaled, lr=0.5, parameters_as_bucket_view=views)
+        calls: list[int] = []
+
+        def closure() -> float:
+            calls.append(0)
+            return 8.0
+
+        for step, (form, options) in enumerate(itertools.product(range(3), ({}, {"factor": 2.0}, {"factor": 0.25}))):
+            before = [p.tolist() for p in parameters]
+            for i, p in enumerate(parameters):
+                p.grad = torch.full_like(p, 4.0 + i)
+            found = optimizer.step(*[closure] * (form == 1), **({"closure": closure} if form == 2 else {}), **options)
+            assert (found, len(calls)) == ((8.0, 1) if form else (None, 0)), step
+            calls.clear()
+            factor = options.get("factor", 1.0)
+            right = [[value - 0.5 * factor * (4.0 + i) for value in values] for i, values in enumerate(before)]
+            assert [p.tolist() for p in parameters] == right, (form, options)
+
+    world.run(body)
+
+
 class Counting(torch.optim.Optimizer):
     """An optimizer whose step has an argument of its own and no closure; its groups count the steps."""
 
