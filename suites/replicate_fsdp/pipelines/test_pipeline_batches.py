@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleI
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, split_args_kwargs_into_chunks
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from fixtures.pipelines import SCHEDULES, V_SHAPED, Pipeline, chunks, mean
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -34,6 +38,61 @@ def test_rows(world: World, rows: int) -> None:
         if rank.index == rank.size - 1:
             assert len(output) == rows, f"{len(output)} rows for a batch of {rows}"
             assert output.tolist() == data.tolist()
+
+    world.run(body)
+
+
+CALLS: list[tuple[str, tuple[int, ...]]] = [
+    ("step", (8, 2)),
+    ("eval", (16, 2)),
+    ("step", (8, 2)),
+    ("eval", (4, 2)),
+    ("step", (12, 2)),
+    ("eval", (8, 3, 2)),
+    ("step", (4, 3, 2)),
+    ("eval", (8, 2)),
+]
+"""Calls of a schedule one after the other, and sizes of their batches."""
+
+
+@requirement(
+    "RFSDP-PIPE-8503",
+    "Steps of a pipeline schedule and evaluations between them take batches of other sizes than the calls before.",
+    source=f"{SOURCE}: ScheduleGPipe.step, eval; PipelineStage: input_args",
+)
+@pytest.mark.skipif(
+    runs_with("<2.12"), reason="unsupported: before 2.12, a schedule's first call decides what later ones can do"
+)
+@pytest.mark.parametrize(
+    "schedule",
+    [each for each in SCHEDULES if each not in V_SHAPED],
+    ids=lambda schedule: schedule.__name__.removeprefix("Schedule"),
+)
+@pytest.mark.world(2)
+def test_other_sizes(world: World, schedule: Any) -> None:
+    """Compare outputs, losses and gradients of batches of more or fewer rows, and of one dimension more."""
+
+    def body(rank: Rank) -> None:
+        own = Pipeline(schedule, rank.device, rank.index, rank.size)
+        model = own.alone(rank.device)
+        for number, (how, size) in enumerate(CALLS):
+            what = f"call {number}: {how} of {size}"
+            x = (torch.arange(math.prod(size), dtype=torch.float64, device=rank.device).view(size) + number) % 5 - 2
+            y = x.flip(0) + 1
+            losses: list[torch.Tensor] = []
+            with torch.set_grad_enabled(how == "step"):
+                output = own.call(how, x, y, losses=losses)
+            right = chunks(model, x, y)
+            if own.is_last:
+                assert output.tolist() == model(x).tolist(), what
+                assert [v.item() for v in losses] == [v.item() for v in right], what
+            if how == "step":
+                mean(right).backward()
+                for place, layer in own.layers.items():
+                    due = model[place].weight
+                    assert layer.weight.grad.tolist() == due.grad.tolist(), f"{what}: stage {place}"
+                    layer.weight.grad = None
+                model.zero_grad()
 
     world.run(body)
 
