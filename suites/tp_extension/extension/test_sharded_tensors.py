@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed.checkpoint as checkpoint
 
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
+from harness.stacks import messages
 from harness.stacks.tp_extension import chunk_spec, filled_shards, joined_shards
 
 SOURCE = "torch/distributed/_shard/sharded_tensor"
@@ -216,4 +219,60 @@ def test_gathered_in_groups(world: World, ranks: tuple[int, ...]) -> None:
         return found
 
     results = {ranks[0]: [1.0, 2.0], ranks[1]: None}
+    assert_on_ranks([results.get(rank, "outside") for rank in range(3)], world.run(body))
+
+
+COPIES: dict[str, tuple[Callable[[Any], Any], bool, bool]] = {
+    "clone": (lambda x: x.clone(), True, True),
+    "detach": (lambda x: x.detach(), False, False),
+    "deepcopy": (copy.deepcopy, True, True),
+    "type_as": (lambda x: x.type_as(torch.zeros(1, dtype=torch.float64)), True, True),
+    "type_as of the same": (lambda x: x.type_as(torch.zeros(1)), False, True),
+    "contiguous": (lambda x: x.contiguous(), False, True),
+    "to": (lambda x: x.to(x.device), False, True),
+}
+"""Functions of a ShardedTensor, whether the result has memory of its own, and whether it requires a gradient."""
+
+
+@requirement(
+    "TP-TENSOR-8551",
+    "A copy of a ShardedTensor is on the same group with the same metadata, and shares memory only where the function "
+    "does for plain tensors.",
+    source=f"{SOURCE}/api.py: ShardedTensor; torch.Tensor: clone, detach, type_as, contiguous, to",
+)
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 1, 2)], ids=["first-ranks", "every-rank"])
+@pytest.mark.world(3, timeout=5)
+def test_copies(world: World, ranks: tuple[int, ...], how: str) -> None:
+    """Each rank of a group has a row, which it changes after the copy; the first rank gathers both."""
+    function, apart, grad = COPIES[how]
+
+    def body(rank: Rank) -> object:
+        group = dist.new_group(list(ranks))
+        if rank.index not in ranks:
+            return "outside"
+        place = ranks.index(rank.index)
+        row = torch.full((1, 2), 1.0 + place, device=rank.device)
+        given = joined_shards(rank.index, [(row, [place, 0])], (len(ranks), 2), process_group=group)
+        given.requires_grad_()
+        at = messages.mark()
+        found = function(given)
+        assert not messages.since(at), "a copy communicates"
+        with torch.no_grad():
+            row.add_(8)
+        kept = found.metadata().shards_metadata == given.metadata().shards_metadata
+        asks = [found.requires_grad, *(shard.tensor.requires_grad for shard in found.local_shards())]
+        gathered = []
+        for sharded in found, given:
+            out = torch.zeros(len(ranks), 2, device=rank.device, dtype=sharded.dtype) if place == 0 else None
+            sharded.gather(0, out)
+            gathered.append(None if out is None else out[:, 1].tolist())
+        return kept, asks, given.requires_grad, gathered
+
+    def expected(place: int) -> object:
+        plain, changed = ([x + 1.0 + i for i in range(len(ranks))] for x in (0, 8))
+        gathered = [plain if apart else changed, changed] if place == 0 else [None, None]
+        return True, [grad, grad], True, gathered
+
+    results = {rank: expected(place) for place, rank in enumerate(ranks)}
     assert_on_ranks([results.get(rank, "outside") for rank in range(3)], world.run(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ def filled() -> Outer:
 
 
 WHOLE = {name: parameter.tolist() for name, parameter in filled().named_parameters()}
+
+
+OPTIONS: tuple[dict[str, bool], ...] = (
+    {"writeback": False},
+    {"writeback": True, "recurse": False},
+    {"writeback": False, "rank0_only": True},
+    {"writeback": True, "with_grads": True},
+    {"writeback": False, "rank0_only": True, "with_grads": True},
+)
+"""Options of summon_full_params; those with gradients are for original parameters."""
 
 
 def parts(rank: Rank, **options: Any) -> Any:
@@ -296,6 +307,48 @@ def test_refused(world: World) -> None:
             y.sum().backward()
             assert own(model) <= {1.5, 3.0}, what
             assert read(model) == {"a": [1.0] * 4, "b": [1.0] * 4}, what
+
+    world.run(body)
+
+
+@requirement(
+    "TP-SUMMON-8552",
+    "After an exception within summon_full_params or apply, each rank has its shards again, and whole parameters can "
+    "be asked for as before.",
+    source=f"{SOURCE}; torch.distributed.fsdp.FullyShardedDataParallel.apply",
+)
+@pytest.mark.parametrize("raising", [(0, 1), (0,), (1,)], ids=["all", "first", "second"])
+@pytest.mark.world(2, timeout=10)
+def test_left_by_exceptions(world: World, raising: tuple[int, ...]) -> None:
+    """Some ranks raise in blocks of all options, or all in a function that is applied; then read, and train."""
+    fsdp = FullyShardedDataParallel
+
+    def body(rank: Rank) -> None:
+        def fail(module: Any = None) -> None:
+            if rank.index in raising:
+                raise KeyError
+
+        for strategy, original in itertools.product(STRATEGIES, (True, False)):
+            model = parts(rank, sharding_strategy=strategy, use_orig_params=original)
+            model(inputs(rank)).sum().backward()
+            shards, gradients = named(model), own(model)
+            for options in (*OPTIONS, None) if len(raising) == rank.size else OPTIONS:  # to apply is to communicate
+                if options is not None and "with_grads" in options and not original:
+                    continue
+                if options is not None and "rank0_only" in options and strategy == ShardingStrategy.NO_SHARD:
+                    continue  # each rank has them whole anyway
+                what = f"{strategy}, {original=}, {options or 'apply'}"
+                with pytest.raises(KeyError) if rank.index in raising else nullcontext():
+                    if options is None:
+                        model.apply(fail)
+                    else:
+                        with fsdp.summon_full_params(model, **options):
+                            fail()
+                assert (named(model), own(model)) == (shards, gradients), what
+                assert read(model) == WHOLE, what
+            model.zero_grad()
+            model(inputs(rank)).sum().backward()
+            assert own(model) == gradients, f"{strategy}, {original=}"
 
     world.run(body)
 

@@ -474,3 +474,49 @@ def test_replaced_gradient(world: World) -> None:
         _, name, value, _ = case
         right = {"a": 2.0, "b": 4.0} | {name: (value or 0.0) + {"a": 1.0, "b": 2.0}[name]}
         assert set().union(*found) == set(right.items()), f"{case}: {found}"
+
+
+class Several(nn.Module):
+    """The sum of three weights, of which the i-th has the gradient ``(i + 1) * x``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(size) for size in (3, 2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` times the weighted sum."""
+        return torch.stack([(i + 1) * weight.sum() for i, weight in enumerate(self.weights)]).sum() * x
+
+
+@requirement(
+    "TP-ORIG-51",
+    "With use_orig_params=True, FSDP uses what replaced a parameter, its data or its gradient between two steps.",
+    source="torch/distributed/fsdp/_flat_param.py: 'Write back any parameters that changed storage'",
+)
+@pytest.mark.parametrize("by", ["names", "optimizers", "assignment"])
+@pytest.mark.world(1, 2)
+def test_some_gradients_reset(world: World, by: str) -> None:
+    """Reset gradients of some of three parameters, all in one unit, or replace them, and accumulate one more step."""
+
+    def body(rank: Rank) -> list[str]:
+        x, wrong = torch.ones(1, device=rank.device), []
+        for strategy in STRATEGIES:
+            model = wrapped(rank, Several(), sharding_strategy=strategy, use_orig_params=True)
+            parameters = [*model.parameters()]
+            for chosen in itertools.product((False, True), repeat=3):
+                model(x).sum().backward()
+                some = [p for p, each in zip(parameters, chosen, strict=True) if each]
+                if by == "optimizers" and some:
+                    torch.optim.SGD(some, lr=1.0).zero_grad()
+                for p in some if by != "optimizers" else ():
+                    p.grad = None if by == "names" or p.grad is None else torch.full_like(p, 8.0)
+                model(x).sum().backward()
+                for i, (p, each) in enumerate(zip(parameters, chosen, strict=True)):
+                    start = (8.0 if by == "assignment" else 0.0) if each else i + 1.0
+                    found = set() if p.grad is None else set(p.grad.flatten().tolist())
+                    if found != ({start + i + 1} if p.numel() else set()):
+                        wrong.append(f"{strategy}, {chosen}: {found} of weight {i}")
+                model.zero_grad()
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))

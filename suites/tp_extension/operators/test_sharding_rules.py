@@ -123,13 +123,18 @@ def test_registered_anew(world: World, name: str) -> None:
 
 
 TYPES: dict[str, tuple[str, Callable[[int], Any]]] = {
-    "number": ("int", int),
-    "numbers": ("int[]", lambda dim: [dim]),
-    "truth": ("bool", bool),
-    "float": ("float", float),
-    "text": ("str", str),
+    "number": ("int at", int),
+    "optional number": ("int? at", lambda dim: dim or None),
+    "number with default": ("int at=1", int),
+    "numbers": ("int[] at", lambda dim: [dim]),
+    "truth": ("bool at", bool),
+    "float": ("float at", float),
+    "text": ("str at", str),
+    "keyword number": ("*, int at", int),
+    "keyword optional number": ("*, int? at", lambda dim: dim or None),
+    "keyword number with default": ("*, int at=1", int),
 }
-"""Types of an argument that names a dimension, and how it does that."""
+"""Declarations of an argument that names a dimension, and how it does that."""
 
 
 @requirement(
@@ -143,24 +148,26 @@ TYPES: dict[str, tuple[str, Callable[[int], Any]]] = {
 def test_registered_by_argument(world: World, kind: str) -> None:
     """Flip one dimension and then the other one, each twice; offer shards of the dimension that is not flipped."""
     declared, value = TYPES[kind]
+    keyword, name = declared.startswith("*"), f"flip_{kind.replace(' ', '_')}"
 
     def dim_of(at: Any) -> int:
-        return int(at[0] if isinstance(at, (list, tuple)) else at)
+        return int(at[0] if isinstance(at, (list, tuple)) else at or 0)
 
     def body(rank: Rank) -> list[str]:
         library = torch.library.Library("concord_rules", "FRAGMENT")
-        library.define(f"flip_{kind}(Tensor x, {declared} at) -> Tensor")
-        library.impl(f"flip_{kind}", lambda x, at: x.flip(dim_of(at)), "CompositeExplicitAutograd")
-        flip: Any = getattr(torch.ops.concord_rules, f"flip_{kind}")
+        library.define(f"{name}(Tensor x, {declared}) -> Tensor")
+        library.impl(name, lambda x, at=1: x.flip(dim_of(at)), "CompositeExplicitAutograd")
+        flip: Any = getattr(torch.ops.concord_rules, name)
 
         @register_sharding(flip.default)
-        def other(x: Any, at: Any) -> list[Any]:
-            kept = Shard(1 - dim_of(at))
-            return [([WHOLE], [WHOLE, None]), ([kept], [kept, None])]
+        def other(x: Any, *given: Any, **named: Any) -> list[Any]:
+            kept, others = Shard(1 - dim_of([*given, *named.values(), 1][0])), [None] * len(given)
+            return [([WHOLE], [WHOLE, *others]), ([kept], [kept, *others])]
 
         whole, wrong = numbers(4, 6).to(rank.device), []
         for layout, dim in itertools.product((COLUMNS, ROWS), (0, 1, 0, 1)):
-            found = flip(placed(whole, rank, layout), value(dim))
+            x = placed(whole, rank, layout)
+            found = flip(x, at=value(dim)) if keyword else flip(x, value(dim))
             if not torch.equal(whole.flip(dim), found.full_tensor()):
                 wrong.append(f"{value(dim)} of {layout}: {found.placements}")
         return wrong

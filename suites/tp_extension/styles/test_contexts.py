@@ -259,6 +259,57 @@ def test_functions_of_log_softmax(world: World, kind: str) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+GIVEN: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "cross_entropy": lambda x, t, w: nn.functional.cross_entropy(x, t),
+    "sum of cross_entropy": lambda x, t, w: nn.functional.cross_entropy(x, t, reduction="sum"),
+    "each cross_entropy": lambda x, t, w: nn.functional.cross_entropy(x, t, reduction="none"),
+    "weighted cross_entropy": lambda x, t, w: nn.functional.cross_entropy(x, t, weight=w),
+    "ignored target": lambda x, t, w: nn.functional.cross_entropy(x, t, ignore_index=2),
+    "log_softmax": lambda x, t, w: nn.functional.log_softmax(x, 1),
+    "nll_loss": lambda x, t, w: nn.functional.nll_loss(nn.functional.log_softmax(x, 1), t, weight=w),
+}
+"""Functions of logits, targets and weights of classes."""
+
+
+@requirement(
+    "TP-LOSS-8550",
+    "In loss_parallel, a loss leaves logits, targets, weights and the gradient that comes to it unchanged, in forward "
+    "as in backward.",
+    source=f"{SOURCE}.loss_parallel; torch.nn.functional: cross_entropy, log_softmax, nll_loss",
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]
+)
+@pytest.mark.world(2)
+def test_given_to_losses(world: World, dtype: torch.dtype) -> None:
+    """Logits are made by an operator, or are a leaf around a tensor of the user's own."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for (name, function), leaf in itertools.product(GIVEN.items(), (True, False)):
+            own = part(numbers(4, 6).to(rank.device, dtype), rank, Shard(1)).contiguous()
+            logits = DTensor.from_local(own, rank.mesh(), [Shard(1)]).requires_grad_()
+            logits = logits if leaf else logits * 2
+            targets, weight = (
+                torch.tensor([0, 5, 2, 3], device=rank.device),
+                torch.ones(6, device=rank.device, dtype=dtype),
+            )
+            given = {"own": own, "logits": logits.to_local().detach(), "targets": targets, "weight": weight}
+            before = {what: tensor.clone() for what, tensor in given.items()}
+            with loss_parallel():
+                loss = function(logits, targets, weight)
+                gradient = torch.ones_like(loss)
+                given["gradient"], before["gradient"] = gradient.to_local(), gradient.to_local().clone()
+                seen = {what: tensor.clone() for what, tensor in given.items()}
+                loss.backward(gradient)
+            for when, tensors in ("forward", seen), ("backward", given):
+                changed = [what for what, tensor in tensors.items() if not torch.equal(before[what], tensor)]
+                wrong += [f"{name}, {leaf=}: {what} in {when}" for what in changed]
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 SPELLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "function": lambda x, dim: nn.functional.log_softmax(x, dim),
     "method": lambda x, dim: x.log_softmax(dim),
