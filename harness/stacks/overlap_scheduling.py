@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import torch.distributed as dist
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _runtime_estimation
 
 from harness.stacks.dynamo import inductor_options
@@ -33,5 +35,20 @@ def overlapping(options: Mapping[str, Any], times: Callable[[str], float] | None
         for name in ("get_gpu_dram_gbps", "get_device_dram_gbps", "get_device_tflops"):  # the second since 2.15
             if hasattr(_runtime_estimation, name):
                 stack.enter_context(patch.object(_runtime_estimation, name, lambda *_, **__: 1))
+        stack.enter_context(patch.object(dist, "all_gather_object", _gathered(dist.all_gather_object)))
         stack.enter_context(inductor_options(chosen))
         yield
+
+
+def _gathered(gather: Callable[..., None]) -> Callable[..., None]:
+    """Return a gather that Inductor can call while it compiles.
+
+    The Python dispatcher calls gloo with the interpreter lock, for which gloo's thread may wait with a lock that gloo
+    needs: they wait for each other now and then.
+    """
+
+    def outside(*arguments: Any, **options: Any) -> None:
+        with no_python_dispatcher():
+            gather(*arguments, **options)
+
+    return outside

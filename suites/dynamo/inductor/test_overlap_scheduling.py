@@ -388,6 +388,49 @@ def test_differing_graphs(world: World) -> None:
     world.run(body)
 
 
+GRAPHS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any]]] = {
+    "shapes": (lambda x: x[:2] * 2, lambda x: x[:3] * 2),
+    "shapes of later operators": (lambda x: (x * 2)[:2].sum(), lambda x: (x * 2)[:3].sum()),
+    "dtypes": (lambda x: x.double(), lambda x: x.bfloat16()),
+    "strides": (lambda x: x.reshape(2, 8) + 1, lambda x: x.reshape(8, 2).t() + 1),
+    "operators": (lambda x: x.sin(), lambda x: x.cos()),
+    "order": (lambda x: x.sin().cos(), lambda x: x.cos().sin()),
+    "number of operators": (lambda x: x.sin(), lambda x: x.sin().sin()),
+    "ranks of results": (lambda x: x.sum(), lambda x: x.sum(0)),
+}
+"""What two ranks compute besides the same collective, whose graphs differ in one respect."""
+
+
+@requirement(
+    "DYN-PASS-8659",
+    "With spmd_check, Inductor raises on both ranks if their graphs differ in shapes, dtypes, strides or operators "
+    "alone.",
+    source=f"{SOURCE}.spmd_check, spmd_mismatch",
+)
+@pytest.mark.parametrize("what", GRAPHS)
+@pytest.mark.world(2, timeout=120)
+def test_graphs_of_ranks(world: World, what: str) -> None:
+    """Give both ranks the first function, both the second one, and each its own; then both the first one again."""
+
+    def body(rank: Rank) -> None:
+        options = {"spmd_check": True, "spmd_mismatch": "error"}
+        for mine in ((0, 0), (1, 1), (0, 1), (0, 0)):
+
+            def code(x: torch.Tensor, mine: tuple[int, int] = mine) -> Tensors:
+                local = GRAPHS[what][mine[rank.index]](x)
+                return [functional.all_reduce(x, "sum", dist.group.WORLD), local]
+
+            given = drawn(rank, (SIZE, SIZE))
+            if mine[0] == mine[1]:
+                scheduled(code, given, options, times(1))
+            else:
+                with pytest.raises(Exception, match=r"(?s)SPMD.*spmd_mismatch"):
+                    scheduled(code, given, options, times(1))
+                assert unwaited() == 0
+
+    world.run(body)
+
+
 @requirement(
     "DYN-PASS-5066",
     "Inductor's code launches collectives before the products that hide them, and waits for them after, as scheduled.",
