@@ -227,3 +227,45 @@ def test_strides_of_gradients_of_dtensors(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LAST = torch.channels_last
+FORMATTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "viewed": lambda x: x.flatten(1).view(x.shape).sin(),
+    "viewed, made channels last": lambda x: x.sin().flatten(1).view(x.shape).contiguous(memory_format=LAST),
+    "viewed as channels last": lambda x: x.flatten(1).view(len(x), 4, 4, 3).permute(0, 3, 1, 2) * 2,
+    "permuted": lambda x: x.flatten(1).sin().view(len(x), 4, 4, 3).permute(0, 3, 1, 2),
+}
+"""Functions of images whose results have one of two memory formats."""
+
+
+@requirement(
+    "DYN-GRAD-8700",
+    "With dynamic sizes, compiled code takes the gradients that uncompiled code takes, of whatever memory format "
+    "results and gradients are.",
+    source="torch.compile: dynamic; torch/_functorch/_aot_autograd: tangents; torch.channels_last",
+)
+@pytest.mark.world(1)
+def test_formats_of_gradients(world: World) -> None:
+    """Give contiguous gradients, and ones whose channels are last, for images that were viewed."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for name, function in FORMATTED.items():
+            for given in (torch.contiguous_format, LAST):
+                found: list[Any] = []
+                for run in function, dynamo.compiled(function, dynamic=True)[0]:
+                    x = dyadic(2, 3, 4, 4, key=0, dtype=torch.float32).to(rank.device).requires_grad_()
+                    y = run(x)
+                    end = dyadic(*y.shape, key=1, dtype=torch.float32).to(rank.device).contiguous(memory_format=given)
+                    try:
+                        (gradient,) = torch.autograd.grad(y, x, end)
+                    except RuntimeError as error:
+                        found.append(f"{error!r:.120}")
+                        continue
+                    found.append((y.stride(), gradient.tolist()))
+                if found[0] != found[1]:
+                    wrong.append(f"{name}, {given}: {found[0]} uncompiled, {found[1]} compiled")
+        return wrong
+
+    assert_on_ranks([[]], world.run(body))
