@@ -249,23 +249,24 @@ FORMATTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_formats_of_gradients(world: World) -> None:
     """Give contiguous gradients, and ones whose channels are last, for images that were viewed."""
 
-    def body(rank: Rank) -> list[str]:
-        wrong = []
-        for name, function in FORMATTED.items():
-            for given in (torch.contiguous_format, LAST):
-                found: list[Any] = []
-                for run in function, dynamo.compiled(function, dynamic=True)[0]:
-                    x = dyadic(2, 3, 4, 4, key=0, dtype=torch.float32).to(rank.device).requires_grad_()
-                    y = run(x)
-                    end = dyadic(*y.shape, key=1, dtype=torch.float32).to(rank.device).contiguous(memory_format=given)
-                    try:
-                        (gradient,) = torch.autograd.grad(y, x, end)
-                    except RuntimeError as error:
-                        found.append(f"{error!r:.120}")
-                        continue
-                    found.append((y.stride(), gradient.tolist()))
-                if found[0] != found[1]:
-                    wrong.append(f"{name}, {given}: {found[0]} uncompiled, {found[1]} compiled")
-        return wrong
+    def body(rank: Rank) -> None:
+        def every_function(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [function(x) for function, x in zip(FORMATTED.values(), xs, strict=True)]
 
-    assert_on_ranks([[]], world.run(body))
+        compiled, _ = dynamo.compiled(every_function, dynamic=True)
+        for given in (torch.contiguous_format, LAST):
+            found = []
+            for run in every_function, compiled:
+                image = dyadic(2, 3, 4, 4, key=0, dtype=torch.float32).to(rank.device)
+                xs = [image.clone().requires_grad_() for _ in FORMATTED]
+                ends = run(xs)
+                weights = [
+                    dyadic(*y.shape, key=1, dtype=torch.float32).to(rank.device).contiguous(memory_format=given)
+                    for y in ends
+                ]
+                gradients = torch.autograd.grad(ends, xs, weights)
+                found.append([(y.stride(), g.tolist()) for y, g in zip(ends, gradients, strict=True)])
+            for name, right, other in zip(FORMATTED, *found, strict=True):
+                assert right == other, f"{name}, {given}"
+
+    world.run(body)

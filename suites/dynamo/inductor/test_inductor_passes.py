@@ -188,8 +188,8 @@ def compare(world: World, code: Code, cases: list[tuple[Options, int]]) -> None:
 
 @requirement(
     "DYN-PASS-8703",
-    "Code that Inductor generates for buckets of gathers has the results of uncompiled code in each mode of buckets.",
-    source="torch/_inductor/config.py: bucket_all_gathers_bucket_mode",
+    "Code that Inductor generates for buckets of gathers in operators of their own has the results of uncompiled code.",
+    source="torch/_inductor/config.py: bucket_all_gathers_bucket_mode: custom_ops, custom_ops_multidtype",
 )
 @pytest.mark.needs(features=["inductor"], torch=dynamo.BUCKET_MODES)
 @pytest.mark.world(2, timeout=180)
@@ -199,14 +199,12 @@ def test_buckets_in_code(world: World) -> None:
 
     def body(rank: Rank) -> None:
         def code(x: torch.Tensor, y: torch.Tensor) -> Tensors:
-            given = (x, y.bfloat16(), y, x[:2].bfloat16())
-            return [functional.all_gather_tensor(each, 0, dist.group.WORLD) * 2 for each in given]
+            return [functional.all_gather_tensor(each, 0, dist.group.WORLD) for each in (x, y, x[:2], y.t())]
 
-        given = [
-            dyadic(*shape, key=rank.index, dtype=torch.float32).to(rank.device) for shape in ((ROWS, 4), (ROWS, 2))
-        ]
+        kinds = ((ROWS, 4), torch.float32), ((ROWS, 2), torch.float64)
+        given = [dyadic(*shape, key=rank.index, dtype=dtype).to(rank.device) for shape, dtype in kinds]
         right = [one + 0 for one in code(*given)]
-        for mode in ("default", "custom_ops", "custom_ops_multidtype"):
+        for mode in ("custom_ops", "custom_ops_multidtype"):
             options = {**GATHERS, "bucket_all_gathers_bucket_mode": mode}
             with dynamo.cached_as(f"{tag} {mode} {rank.index}"), dynamo.inductor_options(options):
                 results = dynamo.compiled(code, backend="inductor")[0](*given)
