@@ -129,3 +129,28 @@ def test_not_a_number(world: World, checks: bool) -> None:
 
     bad = ["none", *(["NaN"] * 3 if checks else ["none"] * 3)]
     assert_on_ranks([["none"] * 4, bad], world.run(body))
+
+
+@requirement(
+    "DYN-CAUTO-8701",
+    "A compiled hook that packs saved tensors is compiled at the first call of the compiled code that saves them.",
+    source="torch.autograd.graph: saved_tensors_hooks; torch.compile",
+)
+@pytest.mark.world(1)
+def test_compiled_hooks(world: World) -> None:
+    """Pack the factors of a product by a compiled function, in two calls."""
+
+    def body(rank: Rank) -> None:
+        compiled, _ = dynamo.compiled(lambda x, w: x * w)
+        counter = dynamo.GraphCounter("eager")
+        pack = torch.compile(lambda t: t * 2, backend=counter, fullgraph=True)
+        x, w = (dyadic(3, key=name, dtype=torch.float32).to(rank.device).requires_grad_() for name in "xw")
+        for _ in range(2):
+            with saved_tensors_hooks(lambda t: pack(t), lambda t: t / 4):
+                y = compiled(x, w)
+            assert counter.graphs == 1
+            gradients = torch.autograd.grad(y.sum(), (x, w))
+            for other, gradient in zip((w, x), gradients, strict=True):
+                assert_same(other.detach() / 2, gradient, "gradient")
+
+    world.run(body)

@@ -227,3 +227,46 @@ def test_strides_of_gradients_of_dtensors(world: World) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+LAST = torch.channels_last
+FORMATTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "viewed": lambda x: x.flatten(1).view(x.shape).sin(),
+    "viewed, made channels last": lambda x: x.sin().flatten(1).view(x.shape).contiguous(memory_format=LAST),
+    "viewed as channels last": lambda x: x.flatten(1).view(len(x), 4, 4, 3).permute(0, 3, 1, 2) * 2,
+    "permuted": lambda x: x.flatten(1).sin().view(len(x), 4, 4, 3).permute(0, 3, 1, 2),
+}
+"""Functions of images whose results have one of two memory formats."""
+
+
+@requirement(
+    "DYN-GRAD-8700",
+    "With dynamic sizes, compiled code takes the gradients that uncompiled code takes, of whatever memory format "
+    "results and gradients are.",
+    source="torch.compile: dynamic; torch/_functorch/_aot_autograd: tangents; torch.channels_last",
+)
+@pytest.mark.world(1)
+def test_formats_of_gradients(world: World) -> None:
+    """Give contiguous gradients, and ones whose channels are last, for images that were viewed."""
+
+    def body(rank: Rank) -> None:
+        def every_function(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [function(x) for function, x in zip(FORMATTED.values(), xs, strict=True)]
+
+        compiled, _ = dynamo.compiled(every_function, dynamic=True)
+        for given in (torch.contiguous_format, LAST):
+            found = []
+            for run in every_function, compiled:
+                image = dyadic(2, 3, 4, 4, key=0, dtype=torch.float32).to(rank.device)
+                xs = [image.clone().requires_grad_() for _ in FORMATTED]
+                ends = run(xs)
+                weights = [
+                    dyadic(*y.shape, key=1, dtype=torch.float32).to(rank.device).contiguous(memory_format=given)
+                    for y in ends
+                ]
+                gradients = torch.autograd.grad(ends, xs, weights)
+                found.append([(y.stride(), g.tolist()) for y, g in zip(ends, gradients, strict=True)])
+            for name, right, other in zip(FORMATTED, *found, strict=True):
+                assert right == other, f"{name}, {given}"
+
+    world.run(body)

@@ -303,6 +303,34 @@ def test_unused_results(world: World, left: str) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-DT-8702",
+    "The error about a plain gradient for a DTensor of several that compiled code returned says which of them it is.",
+    source="torch/_functorch/_aot_autograd/runtime_wrappers.py: tangents; pytorch/pytorch#172556",
+)
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, the error says nothing of results")
+@pytest.mark.world(1)
+def test_plain_gradients(world: World) -> None:
+    """Give a plain gradient for one of three DTensors, and DTensors for the others."""
+
+    def body(rank: Rank) -> list[str]:
+        mesh, found = rank.mesh(1), []
+        for wrong in range(3):
+            function, _ = dynamo.compiled(lambda d: (d.sin(), d * 2, d + 1))
+            plain = dyadic(2, 4, key=0, dtype=torch.float32).to(rank.device)
+            d = DTensor.from_local(plain, mesh, [ROWS], run_check=False)
+            results = function(d.detach().requires_grad_())
+            with pytest.raises(RuntimeError) as raised:
+                torch.autograd.backward(results, [plain if i == wrong else d for i in range(3)])
+            found += [line for line in str(raised.value).splitlines() if "output" in line and "index" in line]
+        return found
+
+    (found,) = world.run(body)
+    assert len(found) == 3, found
+    for number, line in enumerate(found):
+        assert f"index {number} " in line, line
+
+
 def _cut(d: Any, count: Any) -> Any:
     """Return as many columns of a DTensor as the tensor says."""
     return d[:, : dynamo.read(count, 2, 4)]

@@ -186,6 +186,34 @@ def compare(world: World, code: Code, cases: list[tuple[Options, int]]) -> None:
     world.run(body)
 
 
+@requirement(
+    "DYN-PASS-8703",
+    "Code that Inductor generates for buckets of gathers in operators of their own has the results of uncompiled code.",
+    source="torch/_inductor/config.py: bucket_all_gathers_bucket_mode: custom_ops, custom_ops_multidtype",
+)
+@pytest.mark.needs(features=["inductor"], torch=dynamo.BUCKET_MODES)
+@pytest.mark.world(2, timeout=180)
+def test_buckets_in_code(world: World) -> None:
+    """Gather tensors of two dtypes and three sizes, and use what was gathered."""
+    tag = uuid.uuid4().hex
+
+    def body(rank: Rank) -> None:
+        def code(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+            return [functional.all_gather_tensor(each, 0, dist.group.WORLD) for each in (x, y, x[:2], y.t())]
+
+        kinds = ((ROWS, 4), torch.float32), ((ROWS, 2), torch.float64)
+        given = [dyadic(*shape, key=rank.index, dtype=dtype).to(rank.device) for shape, dtype in kinds]
+        right = [one + 0 for one in code(*given)]
+        for mode in ("custom_ops", "custom_ops_multidtype"):
+            options = {**GATHERS, "bucket_all_gathers_bucket_mode": mode}
+            with dynamo.cached_as(f"{tag} {mode} {rank.index}"), dynamo.inductor_options(options):
+                results = dynamo.compiled(code, backend="inductor")[0](*given)
+            for number, (one, result) in enumerate(zip(right, results, strict=True)):
+                assert_same(one, result + 0, f"tensor {number} in mode {mode}")
+
+    world.run(body)
+
+
 def added(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
     """Add results of reduce-scatters: of each operation, of three, and of pairs that no one collective can replace."""
 

@@ -202,12 +202,13 @@ def test_needed_first(world: World) -> None:
         sizes = [SIZE + 2 * number for number in range(6)]
         shapes = [(rows // 2, columns) for rows, columns in itertools.pairwise(sizes)]
         given = drawn(rank, (SIZE, SIZE), *shapes)
-        for grouped in (True, False):
+        for grouped, moved in ((True, True), (False, False)):  # with and without a pass that moves code near to its use
             options = {"prioritize_bucketing_during_scheduling": grouped}
-            (graph,) = scheduled(returned_first, given, options, times(1)).forwards
+            with dynamo.inductor_options({"reorder_for_locality": moved}):
+                (graph,) = scheduled(returned_first, given, options, times(1)).forwards
             launched = [o.result for o in graph.operators if o.is_collective]
             right = [f"float32[{rows}, {columns}]" for rows, columns in itertools.pairwise(sizes)]
-            assert launched == right, f"{launched} with {options}"
+            assert launched == right, f"{launched} with {options}, {moved=}"
 
     world.run(body)
 

@@ -300,28 +300,31 @@ def test_compressing_hooks(world: World) -> None:
 )
 @pytest.mark.world(2)
 def test_joined_gradients(world: World) -> None:
-    """Train five layers of 1 MiB, with buckets of 2 and 25 MiB; the first bucket has 1 MiB."""
+    """Train five layers of 1 MiB, with buckets of 2 and 25 MiB; the first has 1 MiB, and once there are gradients."""
 
     def body(rank: Rank) -> None:
-        def trained(megabytes: int, tracer: Tracer | None) -> list[torch.Tensor | None]:
+        def trained(megabytes: int, begun: bool, tracer: Tracer | None) -> list[torch.Tensor | None]:
             torch.compiler.reset()
             model = DistributedDataParallel(Layers(width=WIDE, count=5).to(rank.device), bucket_cap_mb=megabytes)
+            for weight in model.parameters():
+                weight.grad = torch.ones_like(weight) if begun else None
             function: Any = torch.compile(model, backend="eager") if tracer else model
             loss = function(given(rank, 0, WIDE)).sum()
             with dynamo.compiled_backward(tracer) if tracer else nullcontext():
                 loss.backward()
             return gradients(model)
 
-        right = trained(1, None)
-        for passes, megabytes, count in (
-            (["fuse_ddp_with_concat_op"], 25, 2),
-            (["fuse_ddp_with_coalesced_op", "schedule_comm_wait"], 2, 3),
+        right = [trained(1, begun, None) for begun in (False, True)]
+        for passes, megabytes, count, begun in (
+            (["fuse_ddp_with_concat_op"], 25, 2, False),
+            (["fuse_ddp_with_coalesced_op", "schedule_comm_wait"], 2, 3, False),
+            (["fuse_ddp_with_concat_op"], 25, 2, True),
         ):
             with dynamo.python_reducer(), dynamo.inductor_options({"_fuse_ddp_communication_passes": passes}):
                 tracer = Tracer("inductor passes")
-                found = trained(megabytes, tracer)
-            what = f"{passes} with {megabytes} MiB"
-            assert_same_gradients(right, found, what)
+                found = trained(megabytes, begun, tracer)
+            what = f"{passes} with {megabytes} MiB, {begun=}"
+            assert_same_gradients(right[begun], found, what)
             assert len(tracer.launched()) == count, what
 
     world.run(body)
