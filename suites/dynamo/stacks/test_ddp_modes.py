@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.layers import WIDE
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo, replicate
 from harness.stacks.collectives import functional
 from harness.stacks.tracing import Tracer
@@ -286,6 +287,37 @@ def test_compressing_hooks(world: World) -> None:
                     assert_same(right, found, f"among {members}, step {step}")
 
     world.run(body)
+
+
+@requirement(
+    "DYN-DDP-8803",
+    "With DDP's reducer in Python and fp16_compress_hook, gradients are averages once a backward ends, compiled or not.",
+    source=f"{SOURCE}; torch.distributed.algorithms.ddp_comm_hooks.default_hooks: fp16_compress_hook",
+)
+@pytest.mark.parametrize("forward", ["compiled", "eager"])
+@pytest.mark.parametrize("backward", ["compiled", "eager"])
+@pytest.mark.world(2, keeps=HOOKS)
+def test_compressed_before_the_end(world: World, backward: str, forward: str) -> None:
+    """Read the gradients at once, where the other rank is late with its backward."""
+
+    def body(rank: Rank) -> list[float]:
+        torch.compiler.reset()
+        with dynamo.python_reducer():
+            model = DistributedDataParallel(Layers(count=1).to(rank.device))
+            model.register_comm_hook(None, fp16_compress_hook)
+            function: Any = torch.compile(model, backend="aot_eager") if forward == "compiled" else model
+            output = function(torch.full((1, 4), 1.0 + rank.index, device=rank.device)).sum()
+            dist.barrier()
+            if rank.index == 1:
+                time.sleep(0.3)
+            with dynamo.compiled_backward("aot_eager") if backward == "compiled" else nullcontext():
+                output.backward()
+        (found,) = gradients(model)
+        assert found is not None
+        dist.barrier()
+        return found[0].tolist()
+
+    assert_on_ranks([[1.5] * 4] * 2, world.run(body))
 
 
 @requirement(

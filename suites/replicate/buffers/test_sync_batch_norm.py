@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 SOURCE = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 OPTIONS: list[dict[str, Any]] = [
@@ -113,3 +114,31 @@ def test_converted(world: World) -> None:
         assert default[0].process_group is None
 
     world.run(body)
+
+
+SHARED: dict[str, Callable[[nn.Module], tuple[nn.Module, list[str]]]] = {
+    "nothing": lambda norm: (nn.Sequential(norm, nn.ReLU(), nn.BatchNorm1d(1)), ["0", "2"]),
+    "container": lambda norm: (nn.Sequential(*[nn.Sequential(norm)] * 2), ["0.0", "1.0"]),
+    "between containers": lambda norm: (nn.Sequential(nn.Sequential(norm), nn.Sequential(norm)), ["0.0", "1.0"]),
+    "in one container": lambda norm: (nn.Sequential(norm, nn.ReLU(), norm), ["0", "2"]),
+}
+"""Models that have a batch norm in several places, and the names of the places."""
+
+
+@requirement(
+    "DDP-NORM-8801",
+    "A batch norm that a model has in several places is synchronized in all of them after the conversion.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.world(2)
+def test_shared(world: World, shared: str) -> None:
+    """Convert a model in which a layer or its container is there twice, and read what is at each place."""
+
+    def body(rank: Rank) -> list[str]:
+        model, places = SHARED[shared](nn.BatchNorm1d(1))
+        found = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return [f"{place}: {type(found.get_submodule(place)).__name__}" for place in places]
+
+    right = [f"{place}: SyncBatchNorm" for place in SHARED[shared](nn.BatchNorm1d(1))[1]]
+    assert_on_ranks([right] * 2, world.run(body))

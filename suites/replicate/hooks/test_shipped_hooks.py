@@ -510,6 +510,38 @@ def test_power_sgd_randomness(world: World) -> None:
 
 
 @requirement(
+    "REPL-HOOK-8802",
+    "The PowerSGD hook averages a matrix's gradients also after steps in which they were zero.",
+    source=f"{FOLDER}/powerSGD_hook.py: PowerSGDState: orthogonalization_epsilon, warm_start; powerSGD_hook",
+)
+@pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "no feedback"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.world(2)
+def test_power_sgd_after_zeros(world: World, warm: bool, feedback: bool) -> None:
+    """Gradients of rank one are zero in two steps that average and in one that compresses, and then are not."""
+    values = of_rank(1, [(16, 16)])
+
+    def body(rank: Rank) -> list[float]:
+        state = powerSGD_hook.PowerSGDState(
+            None,
+            start_powerSGD_iter=2,
+            orthogonalization_epsilon=1e-8,
+            warm_start=warm,
+            use_error_feedback=feedback,
+        )
+        model: Any = DistributedDataParallel(Matrices(values).to(rank.device))
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        averages = []
+        for factor in (0, 0, 0, 1, 1, 1):
+            model(torch.tensor((1.0 + rank.index) * factor, device=rank.device)).backward()
+            averages.append(round((model.module.weights[0].grad.cpu() / values[0]).mean().item(), 2))
+            model.zero_grad()
+        return averages
+
+    assert_on_ranks([[0.0] * 3 + [1.5] * 3] * 2, world.run(body))
+
+
+@requirement(
     "REPL-HOOK-463",
     "The PowerSGD hook averages parameters that it does not compress, whatever their number of dimensions or elements.",
     source=f"{FOLDER}/powerSGD_hook.py: 'Rest of the tensors will be directly allreduced without compression'",

@@ -575,6 +575,40 @@ def test_join(world: World) -> None:
 
 
 @requirement(
+    "DDP-ZERO-8800",
+    "In a Join, a ZeroRedundancyOptimizer steps also if it is the only joinable or the first one.",
+    source=f"{SOURCE}: join_hook; torch.distributed.algorithms.join.Join: joinables",
+)
+@pytest.mark.parametrize("batches", [(2, 2), (1, 3)], ids=["even", "uneven"])
+@pytest.mark.parametrize("place", ["alone", "first", "last"])
+@pytest.mark.world(2, timeout=5)
+def test_place_in_join(world: World, place: str, batches: tuple[int, int]) -> None:
+    """Step with the gradients that were set before, as they are after a last average, at each place among joinables."""
+
+    def body(rank: Rank) -> None:
+        pair = Pair(rank, torch.optim.SGD, None)
+        other = Averaging(rank, pair.sharded, None)
+        joinables = {"alone": [pair.zero], "first": [pair.zero, other], "last": [other, pair.zero]}[place]
+        for parameters, _ in pair.both:
+            for i, p in enumerate(parameters):
+                p.grad = torch.full_like(p, 1.0 + i)
+        with Join(joinables):
+            for _ in range(batches[rank.index]):
+                if place != "alone":
+                    other.average(1.0)
+                pair.zero.step()
+        for number in range(max(batches)):
+            if place != "alone":
+                total = sum(number < count for count in batches)
+                for i, p in enumerate(pair.whole):
+                    p.grad = torch.full_like(p, total / 2 + i)
+            pair.plain.step()
+        pair.compare(f"{place}, {batches}")
+
+    world.run(body)
+
+
+@requirement(
     "DDP-ZERO-117",
     "The parts of a ZeroRedundancyOptimizer differ in their elements by no more than the largest parameter of a group "
     "has.",
