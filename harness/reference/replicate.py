@@ -164,7 +164,11 @@ class Replica:
     def send(self, everything: list[Any]) -> None:
         """Send tensors from the first rank of the group to all others, unnoticed by graphs that have saved them."""
         for tensor in everything:
-            dist.broadcast(local(tensor.data), group=self.group, group_src=0)
+            own = local(tensor.data)
+            sent = own.contiguous()  # gloo sends the memory of a strided tensor instead of its elements
+            dist.broadcast(sent, group=self.group, group_src=0)
+            if sent is not own:
+                own.copy_(sent)
 
     # in every step
 

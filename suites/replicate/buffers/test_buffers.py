@@ -398,8 +398,10 @@ class Laid(nn.Module):
 )
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.world(2)
-def test_layouts(world: World, when: str) -> None:
+def test_layouts(world: World, when: str, request: pytest.FixtureRequest) -> None:
     """Ranks fill parts of tensors with other values before DDP is made, before a forward or before a join."""
+    if when == "joined":
+        request.getfixturevalue("with_buckets")
 
     def body(rank: Rank) -> list[str]:
         module, right = Laid(rank), Laid(rank)
