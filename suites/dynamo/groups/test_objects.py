@@ -14,6 +14,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from harness import Rank, World, requirement
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
+from harness.stacks.limit import runs_with
 from suites.dynamo.objects import KINDS, Holder, known, replaced, things, unlike
 
 TORCH_COMPILE = "torch.compile: the compiled function returns what the function returns"
@@ -288,6 +290,22 @@ def _in_closure(thing: Any, about: About) -> Held:
     return lambda x: about(x, held), replace
 
 
+def _in_default(thing: Any, about: About) -> Held:
+    def read(x: torch.Tensor, given: Any = thing) -> Any:
+        return about(x, given)
+
+    return read, lambda new: setattr(read, "__defaults__", (new,))
+
+
+def _in_keyword(thing: Any, about: About) -> Held:
+    keywords = {"thing": thing}
+
+    def named(x: torch.Tensor, *, thing: Any) -> Any:
+        return about(x, thing)
+
+    return lambda x: named(x, **keywords), lambda new: keywords.update(thing=new)
+
+
 @requirement(
     "DYN-OBJ-04",
     "One compiled function uses the placement, group or mesh that an object, container, module or closure holds at "
@@ -336,6 +354,75 @@ def test_no_member(world: World) -> None:
         for group in groups:
             given = torch.ones(1, device=rank.device), group
             assert compiled(*given) == _place_or_none(*given), "given"
+        assert wrong == []
+
+    world.run(body)
+
+
+def _reduced(x: torch.Tensor, op: Any) -> torch.Tensor:
+    y = x + dist.get_rank() + 1
+    dist.all_reduce(y, op=op)
+    return y
+
+
+def _scattered(x: torch.Tensor, op: Any) -> torch.Tensor:
+    y = x.new_zeros(1)
+    dist.reduce_scatter_tensor(y, x[:1].repeat(3) + dist.get_rank() + 1, op)
+    return y
+
+
+def _reduced_by_name(x: torch.Tensor, op: str) -> torch.Tensor:
+    return functional.all_reduce(x + dist.get_rank() + 1, op, dist.group.WORLD) + 0
+
+
+def _sent_from(x: torch.Tensor, source: int) -> torch.Tensor:
+    return functional.broadcast(x + dist.get_rank(), source, dist.group.WORLD) + 0
+
+
+def _gathered_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return functional.all_gather_tensor(x.view(1, 2) + dist.get_rank(), dim, dist.group.WORLD) + 0
+
+
+def _summed_over(x: torch.Tensor, group: Any) -> torch.Tensor:
+    y = x + dist.get_rank()
+    dist.all_reduce(y, group=group)
+    return y
+
+
+SUM, MAX, PRODUCT = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT
+VALUES: dict[str, tuple[tuple[Any, ...], tuple[About, ...]]] = {
+    "operations": ((SUM, MAX, PRODUCT), (_reduced, _scattered)),
+    "names of operations": (("sum", "max", "product"), (_reduced_by_name,)),
+    "ranks": ((0, 2, 1), (_sent_from,)),
+    "dimensions": ((0, 1), (_gathered_along,)),
+}
+"""Arguments of collectives, and collectives that take them."""
+
+
+@requirement(
+    "DYN-CALL-8608",
+    "A compiled collective uses the operation, rank, dimension or group that an object, container, module, closure or "
+    "default holds at each call.",
+    source="torch.compile: guards; torch.distributed.ReduceOp",
+)
+@pytest.mark.parametrize("kind", [*VALUES, "groups"])
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, operations are not guarded")
+@pytest.mark.world(3)
+def test_replaced_arguments(world: World, kind: str) -> None:
+    """Replace each argument by others of its kind between calls, and put the first one back."""
+
+    def body(rank: Rank) -> None:
+        wrong = []
+        if kind == "groups":
+            about = things(rank)
+            values, functions = (about.own, dist.group.WORLD), (_summed_over,)
+        else:
+            values, functions = VALUES[kind]
+        for function in functions:
+            for hold in (_in_attribute, _in_list, _in_dictionary, _in_module, _in_closure, _in_default, _in_keyword):
+                read, replace = hold(values[0], function)
+                where = f"{function.__name__} {hold.__name__}"
+                wrong += [f"{where}: {s}" for s in replaced(rank, read, replace, (*values, values[0]))]
         assert wrong == []
 
     world.run(body)
