@@ -119,14 +119,14 @@ def test_layouts(world: World, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.world(2, timeout=120)
 def test_dtypes(world: World, kind: str) -> None:
-    """Give each kind two tensors of each dtype, in turns, which go to buckets by their dtype or together."""
+    """Give each kind two tensors of each dtype, one after the other, which share a bucket."""
 
     def body(rank: Rank) -> None:
         def code(x: torch.Tensor) -> list[torch.Tensor]:
-            xs = [(x + n).to(dtype) for n in range(2) for dtype in DTYPES]
+            xs = [(x + n).to(dtype) for dtype in DTYPES for n in range(2)]
             return [KINDS[kind][2](y, dist.group.WORLD) for y in xs]
 
-        x = torch.arange(1.0, 7.0).to(rank.device) + 7 * rank.index
+        x = torch.arange(1.0, 9.0).to(rank.device) + 9 * rank.index
         compare(rank, kind, code, x)
 
     world.run(body)
