@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from suites.dynamo.backends import INDUCTOR
@@ -85,3 +88,50 @@ def test_versions(world: World, backend: str) -> None:
 
     for wrong in world.run(body):
         assert not wrong, "\n".join(wrong)
+
+
+def _given(mesh: DeviceMesh, kind: str) -> torch.Tensor:
+    """Return a tensor of ones, or one that is sharded."""
+    ones = torch.ones(2, device=mesh.device_type)
+    return DTensor.from_local(ones, mesh, [Shard(0)], run_check=False) if kind == "sharded" else ones
+
+
+LATER: dict[str, Callable[[torch.Tensor], object]] = {
+    "unchanged": lambda t: t * 2,
+    "scaled": lambda t: t.mul_(5),
+    "copied into": lambda t: t.copy_(t * 5),
+    "stepped": lambda t: torch.optim.SGD([t.requires_grad_()], lr=0.5).step(),
+}
+"""What happens to a factor between the forward and the backward."""
+
+
+@requirement(
+    "DYN-INPLACE-8804",
+    "A backward raises an error if a tensor that compiled code was given, and saved, has been changed in place since.",
+    source="autograd mechanics: In-place correctness checks ('version counter'); torch.compile",
+)
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.world(2)
+def test_changed_later(world: World, kind: str) -> None:
+    """Compile a product, change a factor after it, as a step does, or leave it, and run the backward of the other."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong, mesh = [], rank.mesh(2)
+        for how, change in LATER.items():
+            found = []
+            for function in (torch.mul, dynamo.compiled(lambda x, y: x * y)[0]):
+                x, factor = _given(mesh, kind).requires_grad_(), _given(mesh, kind)
+                factor.grad = torch.ones_like(factor)
+                result: Any = function(x, factor)
+                change(factor)
+                try:
+                    (result.to_local() if kind == "sharded" else result).sum().backward()
+                    found.append("no error")
+                except RuntimeError as error:
+                    found.append("error" if "modified by an inplace operation" in str(error) else str(error))
+            right = "no error" if how == "unchanged" else "error"
+            if found != [right] * 2:
+                wrong.append(f"{how}: {found[0]}, compiled {found[1]}")
+        return wrong
+
+    assert_on_ranks([[]] * 2, world.run(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -734,3 +735,31 @@ def test_strides_changed(world: World, change: str, when: str, options: dict[str
         return wrong
 
     assert_on_ranks([[]] * 2, world.run(body))
+
+
+@requirement(
+    "DDP-LIFE-8806",
+    "A backward averages gradients also if the DDP module of its forward is not referred to any more.",
+    source=f"{SOURCE}: forward",
+)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda given: next(iter(given), "default"))
+@pytest.mark.parametrize("dropped", ["output", "module"])
+@pytest.mark.world(2)
+def test_dropped_before_backward(world: World, dropped: str, options: dict[str, Any]) -> None:
+    """Drop the DDP module, or only the output after the loss was made of it, and let the garbage be collected."""
+
+    def body(rank: Rank) -> list[list[float]] | str:
+        module = nn.Linear(2, 1, bias=False).to(rank.device)
+        model: Any = DistributedDataParallel(module, **options)
+        loss = model(torch.full((1, 2), 1.0 + rank.index, device=rank.device)).sum()
+        if dropped == "module":
+            del model
+        gc.collect()
+        try:
+            loss.backward()
+        except AttributeError as error:
+            return f"AttributeError: {error}"
+        assert module.weight.grad is not None
+        return module.weight.grad.tolist()
+
+    assert_on_ranks([[[1.5, 1.5]]] * 2, world.run(body))
