@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Forms and orders in which DeviceMesh.from_group takes ranks."""
-=======
-"""Forms in which meshes take ranks, and the memory of these."""
->>>>>>> fb
+"""Forms and orders in which meshes take ranks, and the memory of these."""
 
 from __future__ import annotations
 
@@ -15,13 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-<<<<<<< HEAD
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.collectives import functional
 from suites.collectives.meshes.test_meshes import check, members
-=======
-from harness import Rank, World, assert_on_ranks, requirement
->>>>>>> fb
 
 NAMES = ("a", "b")
 
@@ -68,7 +60,6 @@ def test_forms(world: World, groups: str, form: str) -> None:
     world.run(body)
 
 
-<<<<<<< HEAD
 def part(whole: torch.Tensor, dim: int, parts: int, place: int) -> torch.Tensor:
     """Return a part of a tensor, of which all parts but the last ones have the same size."""
     size = whole.shape[dim]
@@ -139,7 +130,8 @@ def test_groups_in_their_order(world: World, kind: str) -> None:
                         DeviceMesh.from_group(given, device, wrong)
 
     world.run(body)
-=======
+
+
 @requirement(
     "COLL-MESH-8805",
     "A mesh keeps its ranks if the tensor of which it was made, or which its attribute gave, is written to.",
@@ -157,4 +149,3 @@ def test_written(world: World, written: str) -> None:
         return [mesh.mesh.tolist(), mesh["b"].mesh.tolist(), mesh.get_local_rank("b")]
 
     assert_on_ranks([[[[0, 1]], [0, 1], r] for r in range(2)], world.run(body))
->>>>>>> fb
