@@ -236,8 +236,8 @@ COPIES: dict[str, tuple[Callable[[Any], Any], bool, bool]] = {
 
 @requirement(
     "TP-TENSOR-8551",
-    "A copy of a ShardedTensor is on the same group with the same metadata, and shares memory only where the function "
-    "does for plain tensors.",
+    "A copy of a ShardedTensor is on the same group with the same places of shards, and shares memory only where the "
+    "function does for plain tensors.",
     source=f"{SOURCE}/api.py: ShardedTensor; torch.Tensor: clone, detach, type_as, contiguous, to",
 )
 @pytest.mark.parametrize("how", COPIES)
