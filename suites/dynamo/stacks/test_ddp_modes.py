@@ -291,7 +291,7 @@ def test_compressing_hooks(world: World) -> None:
 
 @requirement(
     "DYN-DDP-8803",
-    "With DDP's reducer in Python and fp16_compress_hook, gradients are averages once a backward ends, compiled or not.",
+    "With DDP's reducer in Python and fp16_compress_hook, gradients are averages once any backward ends.",
     source=f"{SOURCE}; torch.distributed.algorithms.ddp_comm_hooks.default_hooks: fp16_compress_hook",
 )
 @pytest.mark.parametrize("forward", ["compiled", "eager"])
