@@ -74,7 +74,7 @@ FOUND = (
         "parts of one buffer permuted",
         2,
         buffers.test_lists_of_parts,
-        "reverse: False: 10 of 12",
+        r"0 elements around, 0 between, \(0, 1\) in memory: 10 of 10",
         {"collective": "all_gather"},
     ),
     Finding("gathering in place wrong", 2, buffers.test_gathering_in_place, "call 0: 1 of 10"),

@@ -87,7 +87,7 @@ def compare(rank: Rank, kind: str, code: Callable[[torch.Tensor], list[torch.Ten
 
 @requirement(
     "DYN-PASS-8657",
-    "Collectives of tensors of any layout and size have in a bucket the values and strides of uncompiled ones.",
+    "Collectives of tensors of any layout or size have in a bucket the values and strides of uncompiled ones.",
     source=SOURCE,
 )
 @pytest.mark.needs(torch=dynamo.BUCKET_MODES)

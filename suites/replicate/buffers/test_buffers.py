@@ -393,7 +393,7 @@ class Laid(nn.Module):
 
 @requirement(
     "DDP-BUF-8453",
-    "Buffers of any layout and dtype get the values that are broadcast, and no memory beside them changes.",
+    "Buffers of any layout or dtype get the values that are broadcast, and no memory beside them changes.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("when", WHEN)
