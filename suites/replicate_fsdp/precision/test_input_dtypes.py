@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from fixtures.inputs import Handing, call, cast, each_dtype
+from fixtures.inputs import Handing, call, cast, check_gradients, each_dtype
 from fixtures.managed import ways
 from harness import Rank, World, assert_same, requirement
 
@@ -32,19 +32,11 @@ def test_each_dtype(world: World, inputs: bool) -> None:
             model = managed(Handing().to(rank.device), mp_policy=policy)
             given = each_dtype(rank.device)
             weight, results = call(model, given)
-            loss = weight.double()
             for x, seen, result in zip(given, model.seen, results, strict=True):
                 what = f"{way}, {x.dtype}, {output=}"
                 assert_same(cast(x, narrow), seen, f"{what}: input")
                 assert_same(cast(cast(x, narrow), output), result, f"{what}: output")
-                if x.requires_grad:
-                    loss = loss + (torch.view_as_real(result) if x.is_complex() else result).double().sum() * 2
-            loss.backward()
-            for x in given:
-                if x.requires_grad:
-                    assert x.grad is not None, f"{way}, {x.dtype}"
-                    right = torch.full_like(x, 2 + 2j if x.is_complex() else 2)
-                    assert_same(right, x.grad, f"{way}, {x.dtype}, {output=}: gradient")
+            check_gradients(given, weight, results, f"{way}, {output=}")
             model.seen = []
 
     world.run(body)
