@@ -75,5 +75,6 @@ def pages_out(pages: Mapping[str, str], folder: Path | None, check: bool, comman
     else:
         for name, text in pages.items():
             write_whole(folder / name, text.encode())
-        for name in out_of_date(pages, folder):
-            typer.echo(f"{folder / name}: nothing writes this page any more; remove it")
+        for file in sorted(folder.glob("*.md")):
+            if file.name not in pages:
+                typer.echo(f"{file}: nothing writes this page any more; remove it")

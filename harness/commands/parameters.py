@@ -181,7 +181,7 @@ def _proofs(table: Table) -> Iterator[tuple[str, str]]:
 
 def pages(tables: Mapping[str, Table]) -> dict[str, str]:
     """Render the tables as Markdown: pages by the name of their file, one for each stack."""
-    pages = {INDEX: [_INTRODUCTION]}
+    texts = {INDEX: [_INTRODUCTION]}
     for stack, table in tables.items():
         inside = [function for function in table.values() if not function.outside]
         proofs = Counter(_kind(proof) for _, proof in _proofs(table))
@@ -191,9 +191,9 @@ def pages(tables: Mapping[str, Table]) -> dict[str, str]:
             proofs.total(),
             *(proofs[kind] for kind in ("", UNTESTED, GAP)),
         )
-        pages[INDEX].append(f"| [`{stack}`]({stack}.md) | {' | '.join(map(str, counts))} |")
+        texts[INDEX].append(f"| [`{stack}`]({stack}.md) | {' | '.join(map(str, counts))} |")
     for stack, table in tables.items():
-        lines = pages[f"{stack}.md"] = [_GENERATED, "", f"# Parameters: {stack}", ""]
+        lines = texts[f"{stack}.md"] = [_GENERATED, "", f"# Parameters: {stack}", ""]
         lines += [f"[Parameters]({INDEX}) says how to read this page.", ""]
         lines += ["| function | parameter | value | test |", "|---|---|---|---|"]
         lines += _rows(table)
@@ -204,7 +204,7 @@ def pages(tables: Mapping[str, Table]) -> dict[str, str]:
                 f"| `{name}`{_since(function.torch)} | {escaped(function.outside)} |"
                 for name, function in outside.items()
             ]
-    return {name: "\n".join(lines) + "\n" for name, lines in pages.items()}
+    return {name: "\n".join(lines) + "\n" for name, lines in texts.items()}
 
 
 def _rows(table: Table) -> Iterator[str]:

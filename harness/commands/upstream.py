@@ -125,22 +125,22 @@ def unknown_requirements(table: Table, known: frozenset[str]) -> list[str]:
 
 def pages(tables: Mapping[str, Table]) -> dict[str, str]:
     """Render the tables as Markdown: pages by the name of their file, one for each stack."""
-    pages = {INDEX: [_INTRODUCTION]}
+    texts = {INDEX: [_INTRODUCTION]}
     total: Counter[str] = Counter()
     for stack, table in tables.items():
         counted = _counted(table)
         total += counted
-        pages[INDEX].append(_numbers(f"[`{stack}`]({stack}.md)", counted))
-    pages[INDEX].append(_numbers("all", total))
+        texts[INDEX].append(_numbers(f"[`{stack}`]({stack}.md)", counted))
+    texts[INDEX].append(_numbers("all", total))
     for stack, table in tables.items():
-        lines = pages[f"{stack}.md"] = [_GENERATED, "", f"# PyTorch's own tests: {stack}", ""]
+        lines = texts[f"{stack}.md"] = [_GENERATED, "", f"# PyTorch's own tests: {stack}", ""]
         lines.append(f"[PyTorch's own tests]({INDEX}) says how to read this page.")
         for file, of_file in table.items():
             version = of_file.version[:12]
             lines += ["", f"## `{file}`", "", f"Read at {escaped(version)}.", ""]
             lines += ["| test | requirements | not asked |", "|---|---|---|"]
             lines += _rows(of_file)
-    return {name: "\n".join(lines) + "\n" for name, lines in pages.items()}
+    return {name: "\n".join(lines) + "\n" for name, lines in texts.items()}
 
 
 def _counted(table: Table) -> Counter[str]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from fixtures.tensors import chunk
 from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks.collectives import functional
 from suites.collectives.meshes.test_meshes import check, members
@@ -58,13 +59,6 @@ def test_forms(world: World, groups: str, form: str) -> None:
         assert dist.get_pg_count() == count
 
     world.run(body)
-
-
-def part(whole: torch.Tensor, dim: int, parts: int, place: int) -> torch.Tensor:
-    """Return a part of a tensor, of which all parts but the last ones have the same size."""
-    size = whole.shape[dim]
-    start = min(size, place * -(-size // parts))
-    return whole.narrow(dim, start, min(size - start, -(-size // parts)))
 
 
 TABLES: dict[str, list[Any]] = {
@@ -116,10 +110,10 @@ def test_groups_in_their_order(world: World, kind: str) -> None:
                     whole = torch.arange(15.0, device=rank.device).view(5, 3)
                     divided = distribute_tensor(whole, mesh, placed)
                     place = line.index(rank.index)
-                    assert divided.to_local().tolist() == part(whole, 0, len(line), place).tolist(), what
+                    assert divided.to_local().tolist() == chunk(whole, len(line), place).tolist(), what
                     assert divided.full_tensor().tolist() == whole.tolist(), what
                     columns = divided.redistribute(placements=[Shard(1) if p.is_shard() else p for p in placed])
-                    assert columns.to_local().tolist() == part(whole, 1, len(line), place).tolist(), what
+                    assert columns.to_local().tolist() == chunk(whole, len(line), place, 1).tolist(), what
                     summed: Any = [Partial() if p.is_shard() else p for p in placed]
                     total = DTensor.from_local(own.double(), mesh, summed).redistribute(placements=placed)
                     assert total.full_tensor().item() == sum(line), what

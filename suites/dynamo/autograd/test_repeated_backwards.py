@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 
-ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
 
 def _local(d: Any) -> torch.Tensor:
@@ -72,6 +72,19 @@ def _total(result: Any) -> torch.Tensor:
     return total
 
 
+def _leaves(rank: Rank, meshes: dict[str, Any], rows: int, *key: int) -> list[Any]:
+    """Return a DTensor whose rows are sharded over mesh b, and one of twice the rows, which is whole on mesh a."""
+    return [
+        DTensor.from_local(
+            dyadic(count, 4, key=(name, *key, rank.index), dtype=torch.float32).to(rank.device),
+            meshes[name],
+            [placement],
+            run_check=False,
+        ).requires_grad_()
+        for name, count, placement in (("b", rows, ROWS), ("a", 2 * rows, WHOLE))
+    ]
+
+
 @requirement(
     "DYN-RETAIN-8600",
     "Each further backward of compiled code whose graph is retained adds the gradients of the first one.",
@@ -94,15 +107,7 @@ def test_repeated(world: World, of: str) -> None:
         def gradients(run: Callable[[Any, Any, Any], Any]) -> list[Any]:
             leaves, totals = [], []
             for call in range(2):
-                d, e = (
-                    DTensor.from_local(
-                        dyadic(rows, 4, key=(name, call, rank.index), dtype=torch.float32).to(rank.device),
-                        meshes[name],
-                        [placement],
-                        run_check=False,
-                    ).requires_grad_()
-                    for name, rows, placement in (("b", 4, ROWS), ("a", 8, WHOLE))
-                )
+                d, e = _leaves(rank, meshes, 4, call)
                 leaves += [d, e]
                 totals.append(_total(run(d, e, meshes["b"])))
             found: list[Any] = []
@@ -146,21 +151,12 @@ def test_of_each_result(world: World) -> None:
         for order in ((0, 1, 2, 0), (2, 1, 0, 2)):
             found = []
             for run in (several, compiled):
-                d, e = (
-                    DTensor.from_local(
-                        dyadic(rows, 4, key=(name, rank.index), dtype=torch.float32).to(rank.device),
-                        meshes[name],
-                        [placement],
-                        run_check=False,
-                    ).requires_grad_()
-                    for name, rows, placement in (("b", 2, ROWS), ("a", 4, WHOLE))
-                )
+                d, e = _leaves(rank, meshes, 2)
                 results = run(d, e)
                 for number in order:
                     given = torch.autograd.grad(_total(results[number]), [d, e], retain_graph=True, allow_unused=True)
-                    found.append((run is compiled, number, given))
-            half = len(found) // 2
-            for (_, number, rights), (_, _, gradients) in zip(found[:half], found[half:], strict=True):
+                    found.append(given)
+            for number, rights, gradients in zip(order, found[: len(order)], found[len(order) :], strict=True):
                 for right, gradient, mesh in zip(rights, gradients, (meshes["b"], meshes["a"]), strict=True):
                     what = f"result {number} of {order}, mesh {mesh}"
                     if right is None:  # compiled code has zeros where uncompiled code has no gradient

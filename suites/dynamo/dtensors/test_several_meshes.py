@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from harness import Rank, World, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.limit import runs_with
 
-ROWS, COLUMNS, WHOLE, SUM = Shard(0), Shard(1), Replicate(), Partial()
+ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 KINDS: list[tuple[str, list[Placement], torch.dtype]] = [
     ("a", [ROWS], torch.float32),
     ("b", [COLUMNS], torch.float32),
