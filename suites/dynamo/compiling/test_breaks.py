@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_same, requirement, spmd
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.training import launched, since
@@ -289,3 +289,34 @@ def test_loops(world: World) -> None:
             assert counter.graphs == 2, f"{function.__name__}: {counter.graphs} graphs"
 
     world.run(body)
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """Return twice the sum over the ranks."""
+    return functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+
+
+@requirement(
+    "DYN-OPTION-5442",
+    "torch.compiler.disable keeps a function with a collective out of graphs, and an error says the reason given.",
+    source="torch.compiler.disable: fn, recursive, reason",
+)
+@pytest.mark.parametrize("recursive", [True, False], ids=["with what it calls", "alone"])
+@pytest.mark.parametrize("form", ["function", "decorator"])
+@spmd(2)
+def test_disabled(rank: Rank, form: str, recursive: bool) -> None:
+    """Compile a function that calls a disabled one, with breaks or without."""
+    if form == "function":
+        disabled = torch.compiler.disable(summed, recursive=recursive, reason="it is late")
+    else:
+        disabled = torch.compiler.disable(recursive=recursive, reason="it is late")(summed)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return disabled(x + 0) + 0
+
+    x = torch.ones(2, device=rank.device)
+    function, counter = dynamo.compiled(run, backend="eager")
+    assert_same(run(x), function(x), "with breaks")
+    assert counter.graphs == 2
+    with pytest.raises(dynamo.REFUSED, match="it is late"):
+        torch.compile(run, backend="eager", fullgraph=True)(x)

@@ -33,6 +33,11 @@ def square(x: torch.Tensor) -> torch.Tensor:
     return functional.all_reduce(x + rows.expand(4, x.shape[1]), "sum", dist.group.WORLD)
 
 
+def fixed(x: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks what needs four rows and four columns."""
+    return functional.all_reduce(x + torch.ones(4, 4, device=x.device), "sum", dist.group.WORLD)
+
+
 def drawn(rank: Rank, *shape: int) -> torch.Tensor:
     """Return a tensor of small numbers, other ones on each rank."""
     return dyadic(*shape, key=(rank.index, shape), dtype=torch.float32).to(rank.device)
@@ -170,11 +175,6 @@ def test_static(world: World) -> None:
     "Code for marked sizes raises an error on the ranks whose sizes differ with one shape_id, or are out of range.",
     source="torch._dynamo.decorators.mark_unbacked: shape_id, min, max",
 )
-@requirement(
-    "DYN-SIZE-5568",
-    "If a dimension can have one size only, compiled code raises an error if mark_unbacked was given strict=True.",
-    source="torch._dynamo.decorators.mark_unbacked: strict",
-)
 @pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, unknown sizes have no bounds")
 @pytest.mark.world(2, timeout=120)
 def test_unbacked(world: World) -> None:
@@ -211,8 +211,50 @@ def test_unbacked(world: World) -> None:
                 function, _ = dynamo.compiled(summed, backend=backend)
                 with pytest.raises((RuntimeError, AssertionError)):
                     function(compiling.unbacked(drawn(rank, rows, 3), 0, min=3, max=8))
-        function, _ = dynamo.compiled(square, backend="eager")
-        with pytest.raises(Exception, match=r"(?s)[Mm]ark|[Ss]pecial|[Cc]onstrain"):
-            function(compiling.unbacked(drawn(rank, 4, 3), 0, strict=True))
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-SIZE-5568",
+    "If a dimension can have one size only, compiled code raises an error if mark_unbacked was given strict=True.",
+    source="torch._dynamo.decorators.mark_unbacked: strict",
+)
+@pytest.mark.parametrize("dims", [0, [0], (0, 1)], ids=["number", "list", "tuple"])
+@pytest.mark.world(2)
+def test_strict(world: World, dims: Any) -> None:
+    """Mark a dimension by its number, or in a list or a tuple; without strict, the code has this size."""
+
+    def body(rank: Rank) -> None:
+        def given() -> torch.Tensor:
+            return torch.full((4, 4), 1.0 + rank.index, device=rank.device)
+
+        function, _ = dynamo.compiled(fixed, backend="eager")
+        assert_same(fixed(given()) + 0, function(dynamo.marked("unbacked", given(), dims)) + 0, "not strict")
+        function, _ = dynamo.compiled(fixed, backend="eager")
+        with pytest.raises(Exception, match="Constraints violated"):
+            function(dynamo.marked("unbacked", given(), dims, strict=True))
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-SIZE-6105",
+    "Code is compiled once more for a size in specialize_on, whichever function has marked the dimension.",
+    source=f"torch/_dynamo/decorators.py: mark_unbacked: specialize_on; {SOURCE}",
+)
+@pytest.mark.parametrize("how", ["dynamic", "unbacked"])
+@pytest.mark.world(2)
+def test_specialized(world: World, how: str) -> None:
+    """Mark rows with a size, by number or in a list; call with that size and others."""
+
+    def body(rank: Rank) -> None:
+        for dims in 0, [0]:
+            function, counter = dynamo.compiled(summed, backend="eager")
+            for rows in 8, 5, 8:
+                x = torch.full((rows, 3), 1.0 + rank.index, device=rank.device)
+                dynamo.marked(how, x, dims, specialize_on=[lambda n: n == 8])
+                assert_same(summed(x.clone()) + 0, function(x) + 0, f"{rows} rows, {dims}")
+            assert counter.graphs == 2, f"compiled {counter.graphs} times for {dims}"
 
     world.run(body)
