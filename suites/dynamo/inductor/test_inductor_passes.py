@@ -446,7 +446,7 @@ NAMED = ("raise_comms", "sink_waits", "reorder_compute_for_overlap", "reorder_co
 @pytest.mark.needs(features=["inductor"])
 @pytest.mark.world(2, timeout=180)
 def test_named_passes(world: World) -> None:
-    """Run each pass alone and all in a row, on collectives between products that need their results; rank 1 is late."""
+    """Run each pass alone, and all in a row with a function that estimates times; rank 1 is late."""
     tag = uuid.uuid4().hex
 
     def body(rank: Rank) -> None:
@@ -462,10 +462,17 @@ def test_named_passes(world: World) -> None:
 
         x = dyadic(4, 4, key=rank.index, dtype=torch.float32).to(rank.device)
         right = [y + 0 for y in code(x)]
+        asked = []
+
+        def estimate(operation: Any) -> float:
+            asked.append(operation)
+            return float(len(asked))
+
         for number, passes in enumerate((*((name,) for name in NAMED), NAMED)):
             options = {
                 "reorder_for_compute_comm_overlap": True,
                 "reorder_for_compute_comm_overlap_passes": list(passes),
+                "estimate_op_runtime": estimate if passes is NAMED else "default",
             }
             with dynamo.cached_as(f"{tag} {number} {rank.index}"), dynamo.inductor_options(options):
                 function, _ = dynamo.compiled(code, backend="inductor")
@@ -476,6 +483,7 @@ def test_named_passes(world: World) -> None:
                     assert unwaited() == 0, passes
                     for one, result in zip(right, results, strict=True):
                         assert_same(one, result, f"call {call}, {passes}")
+        assert asked
 
     world.run(body)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
-from harness import Rank, World, assert_same, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
@@ -83,3 +84,50 @@ def test_given_splits(world: World, form: str, dynamic: bool | None) -> None:
         assert counts == ([1] * 5 if dynamic else [1, 2, 2, 2, 2]), f"compiled {counts} times"
 
     world.run(body)
+
+
+def routed(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Send as many rows to each rank as a tensor says."""
+    received = functional.all_to_all_single(counts, None, None, dist.group.WORLD)
+    there, back = received.tolist(), counts.tolist()
+    for size in (*there, *back):
+        torch._check(size >= 0)
+    return functional.all_to_all_single_autograd(x.sin(), there, back, dist.group.WORLD).cos()
+
+
+def repeated(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Send rows as :func:`routed` does, and do so again in the backward."""
+    return checkpoint(routed, x, counts, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@requirement(
+    "DYN-SIZE-9000",
+    "A compiled exchange whose sizes are elements of a tensor is compiled once, and has the rows and gradients of "
+    "uncompiled code, also within a checkpoint.",
+    source="torch/_dynamo/config.py: capture_scalar_outputs; torch.utils.checkpoint; test_inductor_collectives.py: "
+    "test_all_to_all_recompute_is_always_banned",
+)
+@pytest.mark.needs(collective="all_to_all_single")
+@pytest.mark.parametrize("code", [routed, repeated], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.world(2)
+def test_splits_of_data(world: World, backend: str, code: Callable[..., torch.Tensor]) -> None:
+    """Exchange other numbers of rows in each of three calls, none among them."""
+
+    def body(rank: Rank) -> int:
+        with dynamo.settings(capture_scalar_outputs=True):
+            function, counter = dynamo.compiled(code, backend=backend, dynamic=True)
+            for number, counts in enumerate(((3, 2), (2, 4), (5, 0))):
+                sent = torch.tensor(counts[:: 1 - 2 * rank.index], device=rank.device)
+                found = []
+                for use in (code, function):
+                    x = torch.arange(3.0 * sum(counts), device=rank.device).view(-1, 3).requires_grad_()
+                    y = use(x, sent)
+                    (y * (rank.index + 1)).sum().backward()
+                    assert x.grad is not None
+                    found.append((y.detach() + 0, x.grad + 0))
+                for right, result in zip(*found, strict=True):
+                    assert_same(right, result, f"call {number}")
+            return counter.graphs
+
+    assert_on_ranks([1] * world.size, world.run(body))

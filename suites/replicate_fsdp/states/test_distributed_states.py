@@ -57,6 +57,11 @@ def replicated(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
     return replicate_fsdp.apply(model, rank), rank.index % 2, 2
 
 
+def in_buckets(rank: Rank, model: nn.Module) -> tuple[Any, int, int]:
+    """Replicate over two ranks by DistributedDataParallel."""
+    return DistributedDataParallel(model.to(rank.device)), rank.index % 2, 2
+
+
 STACKS = {"sharded": sharded, "replicated": replicated}
 
 
@@ -554,11 +559,11 @@ def test_empty_group(world: World, at: int) -> None:
     "A state dict of a model that is compiled, or has checkpointed layers, has the names of the plain model.",
     source=f"{SOURCE}: get_state_dict, set_state_dict; torch.compile",
 )
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", [*STACKS, "ddp"])
 @pytest.mark.world(2)
 def test_names(world: World, stack: str) -> None:
     """Wrap one of the layers, which are managed by themselves, or none, and compile the model or not."""
-    distribute = STACKS[stack]
+    distribute = STACKS.get(stack, in_buckets)
     world.run(lambda rank: states.check_names(rank, distribute))
 
 
