@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from harness import Rank, World, assert_same, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, dyadic, requirement
 from harness.stacks import dynamo
 from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
@@ -76,6 +76,30 @@ def test_dtensors(world: World, function: Callable[[Any], Any], how: str, graphs
             assert counter.graphs == graphs, f"{placement}, dimension {dim}"
 
     world.run(body)
+
+
+@requirement(
+    "DYN-MARK-9001",
+    "The bounds that mark_dynamic was given for a dimension of a DTensor are those of its own size, not of a rank's "
+    "part.",
+    source="torch._dynamo.mark_dynamic: min, max, tensor subclasses",
+)
+@pytest.mark.parametrize("least", [3, 6], ids=["small", "large"])
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=["rows", "columns", "replicated"])
+@pytest.mark.world(2)
+def test_bounds(world: World, placement: Placement, least: int) -> None:
+    """Call with three sizes from 6 to 32, of which a rank may have half."""
+
+    def body(rank: Rank) -> int:
+        compiled, counter = dynamo.compiled(_doubled)
+        for rows in (6, 16, 32):
+            whole = dyadic(rows, 6, key=rows, dtype=torch.float32).to(rank.device)
+            given = distribute_tensor(whole, rank.mesh(2), [placement])
+            result = compiled(dynamo.marked("dynamic", given, 0, min=least, max=32))
+            assert_same((whole * 2).cpu(), result.full_tensor(), f"{rows} rows")
+        return counter.graphs
+
+    assert_on_ranks([1] * world.size, world.run(body))
 
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:

@@ -100,8 +100,8 @@ def repeated(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 @requirement(
     "DYN-SIZE-9000",
-    "A compiled exchange whose sizes are elements of a tensor is compiled once, also within a checkpoint, with the rows "
-    "and gradients of uncompiled code.",
+    "A compiled exchange whose sizes are elements of a tensor is compiled once, also within a checkpoint, with the "
+    "rows and gradients of uncompiled code.",
     source="torch/_dynamo/config.py: capture_scalar_outputs; torch.utils.checkpoint; test_inductor_collectives.py: "
     "test_all_to_all_recompute_is_always_banned",
 )
