@@ -173,7 +173,9 @@ def test_copies(world: World) -> None:
                     parameter.copy_(numbers(*parameter.shape) % 3)
             whole = torch.arange(4, device=rank.device) if isinstance(plain, nn.Embedding) else x
 
-            def check(module: Any, times: int, what: str, plain: Any = plain, case: Any = (whole, given, wanted)) -> None:
+            def check(
+                module: Any, times: int, what: str, plain: Any = plain, case: Any = (whole, given, wanted)
+            ) -> None:
                 whole, given, wanted = case
                 right = copy.deepcopy(plain)
                 with torch.no_grad():
