@@ -129,7 +129,7 @@ def test_errors_of_what_cannot_be_made(rank: Rank) -> None:
 )
 @spmd(2)
 def test_contexts(rank: Rank) -> None:
-    """Enter three meshes, two of them equal, within each other in all ways, leave by an error, and ask outside of all."""
+    """Enter three meshes, two of them equal, within each other in all ways, leave by errors, and ask outside of all."""
     meshes = [DeviceMesh(rank.device.type, ranks) for ranks in ([0, 1], [[0, 1]], [0, 1])]
     tensor, other = torch.ones(2, device=rank.device), DeviceMesh(rank.device.type, [1, 0])
 

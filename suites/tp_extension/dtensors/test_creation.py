@@ -443,7 +443,7 @@ def test_distribute_module(world: World) -> None:
 @requirement(
     "TP-MAKE-9011",
     "The functions of distribute_module get the module that is called, be it the one that was distributed or a copy.",
-    source=f"{SOURCE}.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook', 'forward_hook'; "
+    source=f"{SOURCE}.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook'; "
     "torch.nn.Module.register_forward_pre_hook: hook(module, args)",
 )
 @pytest.mark.world(2)
