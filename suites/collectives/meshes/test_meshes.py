@@ -9,7 +9,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -129,40 +129,29 @@ def test_errors_of_what_cannot_be_made(rank: Rank) -> None:
 )
 @spmd(2)
 def test_contexts(rank: Rank) -> None:
-    """Nest two and three meshes, one twice, leave by an error, and ask outside of all."""
-    outer, inner, third = rank.mesh(2), rank.mesh(1, 2), rank.mesh(2, 1)
-    tensor = torch.ones(2, device=rank.device)
+    """Enter three meshes, two of them equal, within each other in all ways, leave by errors, and ask outside of all."""
+    meshes = [DeviceMesh(rank.device.type, ranks) for ranks in ([0, 1], [[0, 1]], [0, 1])]
+    tensor, other = torch.ones(2, device=rank.device), DeviceMesh(rank.device.type, [1, 0])
 
-    def current() -> DeviceMesh:
-        return distribute_tensor(tensor, src_data_rank=None).device_mesh
+    def check(*entered: int) -> None:
+        if not entered:
+            with pytest.raises(RuntimeError, match="mesh"):
+                distribute_tensor(tensor, src_data_rank=None)
+            return
+        assert distribute_tensor(tensor, src_data_rank=None).device_mesh is meshes[entered[-1]], entered
+        assert distribute_tensor(tensor, other, src_data_rank=None).device_mesh is other, entered
 
-    def outside() -> None:
-        with pytest.raises(RuntimeError, match="mesh"):
-            current()
-
-    outside()
-    with outer as entered:
-        assert entered is outer is current()
-        with inner:
-            assert current() is inner
-            with third:
-                assert current() is third
-            assert current() is inner
-            with inner:
-                assert current() is inner
-            assert current() is inner
-        assert current() is outer
-        with pytest.raises(KeyError), inner:
+    def enter(*entered: int) -> None:
+        check(*entered)
+        if len(entered) == 4:
             raise KeyError("not about meshes")
-        assert current() is outer
-        with outer:
-            assert current() is outer
-        assert current() is outer
-        assert distribute_tensor(tensor, third, src_data_rank=None).device_mesh is third
-    outside()
-    with inner:
-        assert current() is inner
-    outside()
+        for number, mesh in enumerate(meshes):
+            with pytest.raises(KeyError) if len(entered) == 3 else nullcontext(), mesh as given:
+                assert given is mesh
+                enter(*entered, number)
+            check(*entered)
+
+    enter()
 
 
 CURRENT: dict[str, Callable[[torch.device], Any]] = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -430,6 +433,104 @@ def test_users_hooks(world: World) -> None:
 
     right = ["early, before: Parameter", "late, before: Parameter", "early, after: Parameter"]
     assert_on_ranks([right * 3] * 2, world.run(body))
+
+
+class Hooked(nn.Sequential):
+    """Two linear layers and a parameter, all with hooks of every kind, which use the parameters of their module."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        self.weight = nn.Parameter(torch.ones(2))
+        with torch.no_grad():
+            for i, layer in enumerate(self, 1):
+                layer.weight.copy_(torch.tensor([[i, 0], [-1, 1]]))
+        self.seen: list[Any] = []
+        for module in self.modules():
+            for prepend, kwargs in itertools.product((True, False), repeat=2):
+                module.register_forward_pre_hook(self.before(kwargs), prepend=prepend, with_kwargs=kwargs)
+                for always in True, False:
+                    after = self.after(kwargs)
+                    module.register_forward_hook(after, prepend=prepend, with_kwargs=kwargs, always_call=always)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply the layers' output by the parameter."""
+        return super().forward(x) * self.weight
+
+    def look(self, module: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        """Note what a hook sees, and return something to add in which the parameter has a part."""
+        weight: Any = module.weight
+        self.seen.append((module is self, type(weight), weight.dtype, weight.tolist(), values.tolist()))
+        total: torch.Tensor = weight.sum()
+        return total
+
+    def before(self, with_kwargs: bool) -> Any:
+        """Return a hook that changes the input."""
+
+        def plain(module: nn.Module, args: Any) -> Any:
+            return (args[0] + self.look(module, args[0]),)
+
+        return (lambda module, args, kwargs: (plain(module, args), kwargs)) if with_kwargs else plain
+
+    def after(self, with_kwargs: bool) -> Any:
+        """Return a hook that changes the output."""
+
+        def plain(module: nn.Module, args: Any, output: Any) -> Any:
+            return output + self.look(module, output)
+
+        return (lambda module, args, kwargs, output: plain(module, args, output)) if with_kwargs else plain
+
+
+PLACES: dict[str, Callable[[Any, Any], Any]] = {
+    "root": lambda manage, model: manage(model),
+    "layers": lambda manage, model: [manage(layer) for layer in model],
+    "root and layers": lambda manage, model: [manage(module) for module in (*model, model)],
+    "root and group": lambda manage, model: (manage(list(model)), manage(model)),
+}
+
+
+@requirement(
+    "RFSDP-HOOK-9012",
+    "Forward hooks from before sharding see whole parameters in the dtype in which the module computes.",
+    source="torch.distributed.fsdp.fully_shard; MixedPrecisionPolicy: param_dtype; "
+    "torch/distributed/fsdp/_fully_shard: FSDPState.init, prepend=False",
+)
+@requirement(
+    "RFSDP-HOOK-9013",
+    "What forward hooks from before sharding return is cast to the output dtype, with gradients as without sharding.",
+    source="torch.distributed.fsdp.fully_shard; MixedPrecisionPolicy: output_dtype; "
+    "torch.nn.Module.register_forward_hook: 'The hook can modify the output'",
+)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.world(2)
+def test_hooks_from_before(world: World, place: str) -> None:
+    """Train and evaluate models whose hooks change every input and output, and compare what they see."""
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    settings = [(MixedPrecisionPolicy(), True), (half, False), (half, True)]
+
+    def body(rank: Rank) -> None:
+        for (way, manage), (mp, again) in itertools.product(ways(rank).items(), settings):
+            what = f"{way}, {mp.param_dtype}, {again=}"
+            alone, model = Hooked().to(rank.device), Hooked().to(rank.device)
+            options = {"mp_policy": mp} | ({} if way == "replicated" else {"reshard_after_forward": again})
+            PLACES[place](functools.partial(manage, **options), model)
+            for grad in (False, True):
+                outputs = []
+                for module in alone, model:
+                    module.seen.clear()
+                    module.zero_grad()
+                    with torch.set_grad_enabled(grad):
+                        outputs.append(module(torch.ones(1, 2, device=rank.device)))
+                assert_same(*[output.detach() for output in outputs], what)
+                dtypes = {False: mp.param_dtype, True: mp.param_dtype if "root" in place else None}
+                right = [(root, kind, dtypes[root] or dtype, *rest) for root, kind, dtype, *rest in alone.seen]
+                assert model.seen == right, what
+                if grad:
+                    for output in outputs:
+                        output.sum().backward()
+                    for name, gradient in replicate_fsdp.gradients(alone).items():
+                        assert_same(gradient, replicate_fsdp.gradients(model)[name], f"{what}: {name}")
+
+    world.run(body)
 
 
 @requirement(

@@ -441,6 +441,58 @@ def test_distribute_module(world: World) -> None:
 
 
 @requirement(
+    "TP-MAKE-9011",
+    "The functions of distribute_module get the module that is called, be it the one that was distributed or a copy.",
+    source=f"{SOURCE}.distribute_module: input_fn, output_fn: 'installed as a module forward_pre_hook'; "
+    "torch.nn.Module.register_forward_pre_hook: hook(module, args)",
+)
+@pytest.mark.world(2)
+def test_functions_of_copies(world: World) -> None:
+    """Functions that use a factor of their module, on a child and its parent, which are copied deep or flat."""
+
+    class Scaled(nn.Module):
+        def __init__(self, inner: nn.Module | None, factor: float) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(numbers(3))
+            self.inner = inner
+            self.factor = factor
+
+        def forward(self, x: Any) -> Any:
+            return (x if self.inner is None else self.inner(x)) * self.weight
+
+    def body(rank: Rank) -> None:
+        mesh, x = rank.mesh(), numbers(2, 3).to(rank.device)
+        seen: list[Any] = []
+
+        def given(of: Any, inputs: Any, on: Any) -> Any:
+            seen.append(of)
+            return (inputs[0] if isinstance(inputs[0], DTensor) else DTensor.from_local(inputs[0], on)) * of.factor
+
+        def taken(of: Any, outputs: Any, on: Any) -> Any:
+            seen.append(of)
+            return outputs + of.factor
+
+        options: dict[str, Any] = {"input_fn": given, "output_fn": taken}
+        inner = distribute_module(Scaled(None, 2.0).to(rank.device), mesh, **options)
+        model: Any = Scaled(inner, 3.0).to(rank.device)
+        distribute_module(model, mesh, **options)
+        copies: list[Any] = [model, copy.deepcopy(model), copy.copy(model), copy.deepcopy(copy.copy(model))]
+        for number, module in enumerate(copies):
+            module.factor += number
+            if module.inner is not inner:
+                module.inner.factor += number
+        for module in [*copies, *copies]:
+            seen.clear()
+            found = module(x).full_tensor().detach()
+            assert list(map(id, seen)) == list(map(id, [module, module.inner, module.inner, module]))
+            outer, within = module.factor, module.inner.factor
+            weight = numbers(3).to(rank.device)
+            assert_same((x * outer * within * weight + within) * weight + outer, found, f"{outer}, {within}")
+
+    world.run(body)
+
+
+@requirement(
     "TP-MAKE-06",
     "from_local with run_check=True gives the replicas on each mesh dimension the data of its first rank.",
     source=f"{SOURCE}.DTensor.from_local: run_check",

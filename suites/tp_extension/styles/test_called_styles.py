@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -147,6 +149,62 @@ def test_keywords_and_hooks(world: World) -> None:
         replicas = distribute_tensor(x, mesh, [WHOLE], src_data_rank=None)
         once: Any = layer(replicas)
         assert_same(once.to_local().detach() * 3, layer(replicas, factor=3.0).to_local().detach(), "distribute_module")
+
+    world.run(body)
+
+
+@requirement(
+    "TP-PLAN-9010",
+    "A copy of a parallel module computes with its own parameters, and does not keep the first module alive.",
+    source=f"{SOURCE}.parallelize_module; torch.distributed.tensor.distribute_module; torch.nn.Module",
+)
+@pytest.mark.world(2)
+def test_copies(world: World) -> None:
+    """Copy each before its first call, after a backward and once it is a copy, and change the parameters of each."""
+
+    def body(rank: Rank) -> None:
+        mesh, x = rank.mesh(), (numbers(4, 6) % 5).to(rank.device)
+        first: list[tuple[str, Any]] = []
+        kept = []
+        for name, (make, apply, given, wanted) in CASES.items():
+            plain = make().to(rank.device)
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.copy_(numbers(*parameter.shape) % 3)
+            whole = torch.arange(4, device=rank.device) if isinstance(plain, nn.Embedding) else x
+
+            def check(
+                module: Any, times: int, what: str, plain: Any = plain, case: Any = (whole, given, wanted)
+            ) -> None:
+                whole, given, wanted = case
+                right = copy.deepcopy(plain)
+                with torch.no_grad():
+                    for parameter in right.parameters():
+                        parameter.mul_(times)
+                module.zero_grad()
+                expected, found = right(whole, factor=2.0), local(module(part(whole, rank, given).clone(), factor=2.0))
+                assert_same(part(expected.detach(), rank, wanted), found.detach() + 0, what)
+                expected.sum().backward()
+                found.sum().backward()
+                for (key, one), other in zip(right.named_parameters(), module.parameters(), strict=True):
+                    gradient = other.grad.full_tensor() if isinstance(other.grad, DTensor) else other.grad
+                    assert_same(one.grad, gradient, f"{what}: {key}")
+
+            modules = [apply(copy.deepcopy(plain), mesh)]
+            modules += [copy.deepcopy(modules[0])]
+            check(modules[0], 1, f"{name}: first")
+            modules += [copy.deepcopy(modules[0]), copy.deepcopy(modules[1])]
+            with torch.no_grad():
+                for times, module in enumerate(modules, 1):
+                    for parameter in module.parameters():
+                        parameter.mul_(times)
+            for times, module in [*enumerate(modules, 1), (1, modules[0])]:
+                check(module, times, f"{name}: {times}")
+            first.append((name, weakref.ref(modules.pop(0))))
+            kept += modules
+        del modules, module, parameter
+        gc.collect()
+        assert [name for name, module in first if module() is not None] == []
 
     world.run(body)
 
