@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.world(2)
 def test_kept(world: World, left: str) -> None:
-    """Run three backwards of layers in groups, keep the gradients or their shards, and change those of the first one."""
+    """Run three backwards of layers in groups, keep the gradients or their shards, and change the first ones."""
 
     def body(rank: Rank) -> None:
         right = [alone((rank.size * step, rank.size * step + 1)) for step in range(3)]
