@@ -207,7 +207,6 @@ def test_evaluations(world: World, schedule: Any) -> None:
     "Without targets, an evaluation with a pipeline schedule has the whole model's output, with a loss function, too.",
     source=f"{SOURCE}: ScheduleGPipe.eval: target=None, 'calling forward only'",
 )
-@OLD
 @pytest.mark.parametrize("loss", [total, None], ids=["loss", "no loss"])
 @pytest.mark.world(2)
 def test_evaluations_without_targets(world: World, loss: Any) -> None:
