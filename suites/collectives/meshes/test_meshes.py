@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +33,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from harness import Rank, World, requirement, spmd
+from harness import Rank, World, assert_on_ranks, requirement, spmd
 from harness.stacks.collectives import concatenated, flattened, functional, unflattened
 from harness.stacks.limit import runs_with
 from suites.collectives.groups.test_naming import total
@@ -406,6 +409,41 @@ def test_comparison(rank: Rank) -> None:
         assert loaded.mesh.tolist() == mesh.mesh.tolist()
         groups = zip(loaded.get_all_groups(), mesh.get_all_groups(), strict=True)
         assert all(one is other for one, other in groups)
+
+
+ELSEWHERE = """
+import pickle, sys
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shards",))
+loaded = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(loaded == mesh, loaded != mesh, hash(loaded) == hash(mesh), loaded in {mesh: 1})
+"""
+"""What another process says of a mesh that it loads and of its own one."""
+
+
+@requirement(
+    "COLL-MESH-9308",
+    "A pickled mesh that is loaded in another process is equal to the same mesh there, and has its hash.",
+    source="torch.distributed.device_mesh.DeviceMesh: __eq__, __hash__, __getstate__, __setstate__",
+)
+@pytest.mark.parametrize("used", ["new", "key"])
+@pytest.mark.world(1)
+def test_pickled_for_another_process(world: World, used: str) -> None:
+    """Pickle a mesh, as it was made or after it was a key of a dict, and load it where hashes of texts are others."""
+
+    def body(rank: Rank) -> str:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("shards",))
+        assert used == "new" or {mesh: rank.index} == {mesh: 0}
+        seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        command = [sys.executable, "-c", ELSEWHERE, pickle.dumps(mesh).hex()]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    assert_on_ranks(["True False True True"], world.run(body))
 
 
 @requirement(

@@ -159,6 +159,52 @@ def test_of_different_parameters(world: World, used: str) -> None:
     world.run(body)
 
 
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "contiguous": lambda: torch.ones(1, 2, 2, 2),
+    "channels last": lambda: torch.ones(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
+    "transposed": lambda: torch.ones(1, 2, 2, 2).mT.contiguous().mT,
+}
+"""How the elements of a convolution's weight lie in memory."""
+
+
+@requirement(
+    "DDP-AVG-9300",
+    "Averaging leaves the strides of every parameter as they are.",
+    source=f"{FOLDER}/utils.py: average_parameters: 'Averages all the given parameters'",
+)
+@requirement(
+    "DDP-AVG-9301",
+    "DDP's gradients are averages by element also after a model averager has averaged the parameters.",
+    source=f"{FOLDER}/averagers.py: PeriodicModelAverager: 'averages parameters periodically'",
+)
+@pytest.mark.filterwarnings("ignore:When period is 1")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.world(2)
+def test_layouts(world: World, layout: str) -> None:
+    """Take steps with DDP on a convolution with a weight of each layout, and average after each with each averager."""
+    image = torch.arange(8.0).view(1, 2, 2, 2)  # the gradient of an output's sum by the weight
+
+    def body(rank: Rank) -> tuple[list[Any], list[Any]]:
+        strides, gradients = [], []
+        for averager in PeriodicModelAverager(1), HierarchicalModelAverager(OrderedDict([(1, 2)])):
+            for unused in False, True:
+                module = nn.Conv2d(2, 1, 2, bias=False, device=rank.device)
+                module.weight = nn.Parameter(LAYOUTS[layout]().to(rank.device))
+                model = DistributedDataParallel(module, find_unused_parameters=unused)
+                for _ in range(2):
+                    model.zero_grad()
+                    model(image.to(rank.device) * (1 + 2 * rank.index)).sum().backward()
+                    gradients.append(module.weight.grad.flatten().tolist())  # type: ignore[union-attr]
+                    module.weight.data.fill_(rank.index)
+                    averager.average_parameters(model.parameters())
+                    assert module.weight.tolist() == torch.full((1, 2, 2, 2), 0.5).tolist()
+                    strides.append(module.weight.stride())
+        return strides, gradients
+
+    right = [LAYOUTS[layout]().stride()] * 8, [(2 * image).flatten().tolist()] * 8
+    assert_on_ranks([right] * 2, world.run(body))
+
+
 @requirement(
     "DDP-AVG-03",
     "Averaging leaves every parameter the object that it was, with its shape, dtype, device and gradient.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import warnings
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -177,6 +178,33 @@ def test_forward_of_one_rank(world: World, when: str) -> None:
         return numbers.item()
 
     assert_on_ranks([8.0, 8.0], world.run(body))
+
+
+@requirement(
+    "DDP-JOIN-9306",
+    "A join leaves the program's filters of warnings as they are.",
+    source=f"{SOURCE}: 'Context manager for training with uneven inputs across processes'",
+)
+@pytest.mark.parametrize("end", ["disabled", "error", "join"])
+@pytest.mark.world(2)
+def test_filters_of_warnings(world: World, end: str) -> None:
+    """Filter warnings, take steps in a join that ranks leave at its end or by an error, or in one that is disabled."""
+
+    def body(rank: Rank) -> list[bool]:
+        model: Any = DistributedDataParallel(nn.Linear(1, 1).to(rank.device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", BytesWarning)
+            before, kept = list(warnings.filters), []
+            with suppress(LookupError), model.join(enable=end != "disabled"):
+                for _ in range(1 if end == "disabled" else 1 + rank.index):
+                    model(torch.ones(1, 1, device=rank.device)).sum().backward()
+                    kept.append(warnings.filters == before)
+                    if end == "error":
+                        raise LookupError
+            kept.append(warnings.filters == before)
+        return kept[-2:]
+
+    assert_on_ranks([[True, True]] * 2, world.run(body))
 
 
 @requirement(

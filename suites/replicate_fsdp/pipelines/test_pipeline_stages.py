@@ -11,7 +11,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.pipelines import LOOPED, SCHEDULES, SINGLE, SPLIT, V_SHAPED, Pipeline, batch, chunks, each_schedule, mean
+from fixtures.pipelines import (
+    LOOPED,
+    SCHEDULES,
+    SINGLE,
+    SPLIT,
+    V_SHAPED,
+    Pipeline,
+    batch,
+    chunks,
+    each_schedule,
+    mean,
+    total,
+)
 from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 
@@ -186,6 +198,29 @@ def test_evaluations(world: World, schedule: Any) -> None:
             if own.is_last:
                 assert output.tolist() == model(x).tolist(), f"call {number}"
                 assert [v.item() for v in losses] == [v.item() for v in chunks(model, x, y)], f"call {number}"
+
+    world.run(body)
+
+
+@requirement(
+    "RFSDP-PIPE-9309",
+    "Without targets, an evaluation with a pipeline schedule has the whole model's output, with a loss function, too.",
+    source=f"{SOURCE}: ScheduleGPipe.eval: target=None, 'calling forward only'",
+)
+@pytest.mark.parametrize("loss", [total, None], ids=["loss", "no loss"])
+@pytest.mark.world(2)
+def test_evaluations_without_targets(world: World, loss: Any) -> None:
+    """Evaluate twice with each schedule that can evaluate."""
+
+    def body(rank: Rank) -> None:
+        for schedule in SINGLE + LOOPED:
+            own = Pipeline(schedule, rank.device, rank.index, rank.size, loss=loss)
+            for number in range(2):
+                x = batch(number, rank.device)[0]
+                with torch.no_grad():
+                    output = own.schedule.eval(*((x,) if 0 in own.places else ()))
+                    if own.is_last:
+                        assert output.tolist() == own.alone(rank.device)(x).tolist(), f"{schedule.__name__}, {number}"
 
     world.run(body)
 

@@ -105,3 +105,31 @@ def test_ranks_without_gradients(world: World) -> None:
     for (case, *how), *found in zip(cases, *world.run(body), strict=True):
         right = {5.0, 3.0} - {{"first": 5.0, "second": 3.0, "single": 3.0}.get(case)}
         assert set().union(*found) == right, f"{case}, {how}: {found}"
+
+
+@requirement(
+    "TP-CLIP-9302",
+    "clip_grad_norm_ clips by the norm of the gradients that there are, whatever norms it had in earlier steps.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_: 'viewed as a single vector'",
+)
+@pytest.mark.parametrize("earlier", [1.0, 2.0, math.inf])
+@pytest.mark.world(2)
+def test_smaller_norms(world: World, earlier: float) -> None:
+    """Clip large gradients by one norm, then small ones by each: on both ranks, or of a number that is on one rank."""
+    cases = list(itertools.product((1, 4), STRATEGIES, (False, True), (1.0, 2.0, math.inf)))
+
+    def body(rank: Rank) -> list[tuple[float, float]]:
+        found = []
+        for count, strategy, original, norm in cases:
+            model = wrapped(rank, Weight(count, 1.0), sharding_strategy=strategy, use_orig_params=original)
+            for size, kind in (8.0, earlier), (2.0, norm):
+                model.zero_grad()
+                model(torch.full((1,), size, device=rank.device)).sum().backward()
+                total = model.clip_grad_norm_(1.0, kind).item()
+            found.append((round(total, 4), round(max(own(model), default=0.0), 4)))
+        return found
+
+    for (count, *how, norm), *each in zip(cases, *world.run(body), strict=True):
+        total = 2.0 if norm == math.inf else 2.0 * count ** (1 / norm)
+        assert {found[0] for found in each} == {round(total, 4)}, f"{count}, {how}, norm {norm}: norms {each}"
+        assert {found[1] for found in each} - {0.0} == {round(2.0 / total, 4)}, f"{count}, {how}, norm {norm}: {each}"

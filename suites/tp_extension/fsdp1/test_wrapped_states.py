@@ -143,6 +143,36 @@ def test_names_of_buffers(world: World, name: str) -> None:
 
 
 @requirement(
+    "TP-STATE-9305",
+    "A state dict leaves the buffers of its modules the tensors that they were, in buffer_dtype.",
+    source="torch.distributed.fsdp.MixedPrecision: buffer_dtype; torch.nn.Module.state_dict: keep_vars",
+)
+@pytest.mark.parametrize("keep", [False, True], ids=["detached", "kept"])
+@pytest.mark.world(2)
+def test_buffers_of_modules(world: World, keep: bool) -> None:
+    """Get each state dict of modules with buffers, with and without keep_vars."""
+
+    def body(rank: Rank) -> None:
+        warnings.simplefilter("ignore")
+        for kind, original in itertools.product((FULL, SHARDED), (True, False)):
+            mixed = MixedPrecision(buffer_dtype=torch.bfloat16)
+            options = {"use_orig_params": original, "mixed_precision": mixed, "device_mesh": rank.mesh(2)}
+            model = wrapped(rank, Parts(), **options)
+            found = []
+            for _ in range(2):
+                model(torch.ones(1, device=rank.device))
+                found.append({name: (id(b), b.dtype, b.tolist()) for name, b in model.module.named_buffers()})
+                with FullyShardedDataParallel.state_dict_type(model, kind):
+                    state = model.state_dict(keep_vars=keep)
+            what = f"{kind}, {original=}"
+            assert {dtype for _, dtype, _ in found[0].values()} == {torch.bfloat16}, what
+            assert found[1] == found[0], f"{what}: {[(name, dtype) for name, (_, dtype, _) in found[1].items()]}"
+            assert state["one.kept"].dtype == torch.float64, what
+
+    world.run(body)
+
+
+@requirement(
     "TP-STATE-142",
     "A state_dict_type with a config of another type raises an error, and changes no setting.",
     source="torch.distributed.fsdp.FullyShardedDataParallel: state_dict_type, set_state_dict_type; "

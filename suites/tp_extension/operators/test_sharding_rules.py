@@ -122,6 +122,37 @@ def test_registered_anew(world: World, name: str) -> None:
     world.run(body)
 
 
+@requirement(
+    "TP-RULE-9307",
+    "What is registered by register_sharding holds for the next call, also for one that repeats an earlier call.",
+    source="torch.distributed.tensor.experimental.register_sharding: will override the default sharding strategy",
+)
+@pytest.mark.parametrize("earlier", ["no call", "another call", "the same call", "another function"])
+@pytest.mark.world(2)
+def test_registered_after_calls(world: World, earlier: str) -> None:
+    """Offer only whole tensors for an operator after calls that kept rows, of its own rule or of a registered one."""
+
+    def body(rank: Rank) -> list[Any]:
+        x = placed(numbers(4, 6).to(rank.device), rank, ROWS)
+        if earlier == "another function":
+
+            @register_sharding(torch.ops.aten.unsqueeze.default)
+            def of_rows(x: Any, dim: int) -> list[Any]:
+                return [([WHOLE], [WHOLE, None]), ([ROWS], [ROWS, None])]
+
+        if earlier != "no call":
+            assert x.unsqueeze(2 if earlier == "another call" else 1).placements == (ROWS,)
+
+        @register_sharding(torch.ops.aten.unsqueeze.default)
+        def replicated(x: Any, dim: int) -> list[Any]:
+            return [([WHOLE], [WHOLE, None])]
+
+        found = x.unsqueeze(1)
+        return [found.placements == (WHOLE,), found.to_local().shape[0]]
+
+    assert_on_ranks([[True, 4]] * 2, world.run(body))
+
+
 TYPES: dict[str, tuple[str, Callable[[int], Any]]] = {
     "number": ("int at", int),
     "optional number": ("int? at", lambda dim: dim or None),

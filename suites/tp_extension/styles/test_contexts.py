@@ -147,6 +147,48 @@ def test_input_reshard_of_parts(world: World, saved: str) -> None:
 
 
 @requirement(
+    "TP-RESHARD-9303",
+    "After a module with input_reshard has raised an error, other modules' gradients are what they would be without.",
+    source=f"{SOURCE}.input_reshard: 'Register hooks to an nn.Module'",
+)
+@requirement(
+    "TP-RESHARD-9304",
+    "After a module with input_reshard has raised an error, other modules on the rank send no messages.",
+    source=f"{SOURCE}.input_reshard: 'Register hooks to an nn.Module'",
+)
+@pytest.mark.parametrize("where", ["nowhere", "before", "inside"])
+@pytest.mark.world(2)
+def test_input_reshard_left(world: World, where: str) -> None:
+    """Raise an error before the module, in it, or not at all, and take a step of a plain module, or of another one."""
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if where == "inside":
+                raise LookupError
+            return x * x
+
+    def fail(*_: Any) -> None:
+        if where == "before":
+            raise LookupError
+
+    def body(rank: Rank) -> list[Any]:
+        model = nn.Sequential(nn.Identity(), input_reshard(Failing(), rank.mesh(), 0))
+        model[0].register_forward_hook(fail)
+        with suppress(LookupError):
+            model(torch.ones(4, 2, device=rank.device))
+        at, found = messages.mark(), []
+        for other in nn.Tanh(), input_reshard(nn.Tanh(), rank.mesh(), None):
+            x = torch.full((4,), 0.0 + rank.index, device=rank.device, requires_grad=True)
+            other(x).sum().backward()
+            assert x.grad is not None
+            found.append([round(value, 2) for value in x.grad.tolist()])
+        return [found, len(messages.since(at))]
+
+    right = [[[[gradient] * 4] * 2, 0] for gradient in (1.0, 0.42)]  # 1 - tanh(x)^2
+    assert_on_ranks(right, world.run(body))
+
+
+@requirement(
     "TP-LOSS-01",
     "After loss_parallel has ended, softmax and losses of DTensors are what they were before it.",
     source=f"{SOURCE}.loss_parallel",
