@@ -101,6 +101,12 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
+def memory_of(parameters: list[nn.Parameter]) -> dict[int, int]:
+    """Return the bytes of each memory that parameters are in, by its address."""
+    storages = [p.untyped_storage() for p in parameters]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
 @requirement(
     "DDP-ZERO-51",
     "A ZeroRedundancyOptimizer steps as the optimizer that it shards, with every option that its groups have then.",
@@ -110,6 +116,12 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     "DDP-ZERO-52",
     "A ZeroRedundancyOptimizer can get more groups, and clears the gradients of all to None or to zero.",
     source=f"{SOURCE}: add_param_group, zero_grad",
+)
+@requirement(
+    "DDP-ZERO-9170",
+    "With bucket views, trained parameters of a rank fill one memory and frozen ones have their own, otherwise every "
+    "parameter stays where it is.",
+    source=f"{SOURCE}: parameters_as_bucket_view: 'packed into buckets', 'each params.data stays intact'",
 )
 @pytest.mark.world(3)
 def test_steps(world: World) -> None:
@@ -133,6 +145,8 @@ def test_steps(world: World) -> None:
                             if number == 5:
                                 optimizer.add_param_group({"params": parameters[4:], "lr": 2.0})
                         pair.step(number, closure=number % 3 == 1)
+                        held = memory_of(pair.sharded)
+                        assert sum(held.values()) == sum(p.nbytes for p in pair.sharded), (views, number)
                         for scheduler in schedulers:
                             scheduler.step()
                     assert options_of(pair.zero) == options_of(pair.plain)
@@ -375,12 +389,6 @@ def test_unfrozen(world: World, views: bool, when: str) -> None:
     assert_on_ranks([[0.5] * 4] * world.size, world.run(body))
 
 
-def memory_of(parameters: list[nn.Parameter]) -> dict[int, int]:
-    """Return the bytes of each memory that parameters are in, by its address."""
-    storages = [p.untyped_storage() for p in parameters]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
-
-
 def check_memory(parameters: list[nn.Parameter], first: list[nn.Parameter], views: bool, what: Any) -> None:
     """Assert that parameters fill the memory that they are in: with views, one for those that ``first`` have in one."""
     held = memory_of(parameters)
@@ -398,7 +406,7 @@ def check_memory(parameters: list[nn.Parameter], first: list[nn.Parameter], view
     "DDP-ZERO-9170",
     "With bucket views, trained parameters of a rank fill one memory and frozen ones have their own, otherwise every "
     "parameter stays where it is.",
-    source=f"{SOURCE}: parameters_as_bucket_view: 'parameters are packed into buckets', 'each params.data stays intact'",
+    source=f"{SOURCE}: parameters_as_bucket_view: 'packed into buckets', 'each params.data stays intact'",
 )
 @requirement(
     "DDP-ZERO-8456",

@@ -17,6 +17,7 @@ from fixtures.managed import ways
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate_fsdp
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
 
@@ -470,6 +471,8 @@ FROZEN: list[tuple[torch.dtype, ...]] = [
     (torch.complex128,),
 ]
 """Dtypes of frozen parameters, by the size of their elements."""
+if runs_with("<2.12"):  # docs/findings/fsdp_frozen_integers.py
+    FROZEN = [tuple(d for d in size if d.is_floating_point or d.is_complex) for size in FROZEN]
 
 
 class Frozen(nn.Module):

@@ -339,6 +339,7 @@ def test_other_dtypes(world: World) -> None:
     world.run(body)
 
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NEUTRAL = {"sum": -0.0, "max": -torch.inf, "min": torch.inf, "product": 1.0}
 """What a rank has of a pending reduction that changes no element of another rank's part."""
 
