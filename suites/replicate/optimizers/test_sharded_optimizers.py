@@ -101,6 +101,12 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
+def memory_of(parameters: list[nn.Parameter]) -> dict[int, int]:
+    """Return the bytes of each memory that parameters are in, by its address."""
+    storages = [p.untyped_storage() for p in parameters]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
 @requirement(
     "DDP-ZERO-51",
     "A ZeroRedundancyOptimizer steps as the optimizer that it shards, with every option that its groups have then.",
@@ -110,6 +116,12 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     "DDP-ZERO-52",
     "A ZeroRedundancyOptimizer can get more groups, and clears the gradients of all to None or to zero.",
     source=f"{SOURCE}: add_param_group, zero_grad",
+)
+@requirement(
+    "DDP-ZERO-9170",
+    "With bucket views, trained parameters of a rank fill one memory and frozen ones have their own, otherwise every "
+    "parameter stays where it is.",
+    source=f"{SOURCE}: parameters_as_bucket_view: 'packed into buckets', 'each params.data stays intact'",
 )
 @pytest.mark.world(3)
 def test_steps(world: World) -> None:
@@ -133,6 +145,8 @@ def test_steps(world: World) -> None:
                             if number == 5:
                                 optimizer.add_param_group({"params": parameters[4:], "lr": 2.0})
                         pair.step(number, closure=number % 3 == 1)
+                        held = memory_of(pair.sharded)
+                        assert sum(held.values()) == sum(p.nbytes for p in pair.sharded), (views, number)
                         for scheduler in schedulers:
                             scheduler.step()
                     assert options_of(pair.zero) == options_of(pair.plain)
@@ -375,6 +389,25 @@ def test_unfrozen(world: World, views: bool, when: str) -> None:
     assert_on_ranks([[0.5] * 4] * world.size, world.run(body))
 
 
+def check_memory(parameters: list[nn.Parameter], first: list[nn.Parameter], views: bool, what: Any) -> None:
+    """Assert that parameters fill the memory that they are in: with views, one for those that ``first`` have in one."""
+    held = memory_of(parameters)
+    assert sum(held.values()) == sum(p.nbytes for p in parameters), what
+    if not views:
+        assert [p.data_ptr() for p in parameters] == [p.data_ptr() for p in first], what
+        return
+    trained = [i for i, p in enumerate(parameters) if p.requires_grad]
+    assert len(held) == len(parameters) - len(trained) + len(memory_of([first[i] for i in trained])), what
+    for p in parameters:
+        assert p.requires_grad or memory_of([p])[p.data_ptr()] == p.nbytes, what
+
+
+@requirement(
+    "DDP-ZERO-9170",
+    "With bucket views, trained parameters of a rank fill one memory and frozen ones have their own, otherwise every "
+    "parameter stays where it is.",
+    source=f"{SOURCE}: parameters_as_bucket_view: 'packed into buckets', 'each params.data stays intact'",
+)
 @requirement(
     "DDP-ZERO-8456",
     "A step of a ZeroRedundancyOptimizer changes the parameters that are trained then alone, whichever were before.",
@@ -394,6 +427,7 @@ def test_frozen_in_turn(world: World, views: bool) -> None:
             both = [[nn.Parameter(torch.ones(2, i + 1, device=rank.device)) for i in range(3)] for _ in range(2)]
             zero: Any = ZeroRedundancyOptimizer(both[0], kind, parameters_as_bucket_view=views, **given)
             plain = kind(both[1], **given)
+            first = [nn.Parameter(p.detach()) for p in both[0]]
             for step, choice in enumerate([*turns, choices[0]]):
                 for parameters, optimizer in zip(both, (zero, plain), strict=True):
                     for i, (p, trained) in enumerate(zip(parameters, choice, strict=True)):
@@ -403,6 +437,7 @@ def test_frozen_in_turn(world: World, views: bool) -> None:
                 for i, (found, right) in enumerate(zip(*both, strict=True)):
                     assert torch.equal(found, right), (kind.__name__, step, choice, i)
                     assert found.requires_grad == choice[i], (kind.__name__, step, choice, i)
+                check_memory(both[0], first, views, (kind.__name__, step, choice))
 
     world.run(body)
 

@@ -17,6 +17,7 @@ from fixtures.managed import ways
 from fixtures.tensors import chunk, numbers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import replicate_fsdp
+from harness.stacks.limit import runs_with
 
 SOURCE = "torch.distributed.fsdp.MixedPrecisionPolicy"
 
@@ -444,5 +445,75 @@ def check_frozen(world: World, dtypes: Sequence[tuple[torch.dtype, Sequence[torc
             for name, parameter in model.named_parameters():
                 own = parameter.to_local().tolist()
                 assert name == "adapter" or own == chunk(numbers(4), shards, rank.index % shards).tolist(), what
+
+    world.run(body)
+
+
+def extremes(dtype: torch.dtype) -> torch.Tensor:
+    """Return five elements of a dtype, which another dtype of the same size or a wider one does not all have."""
+    if dtype == torch.bool:
+        return torch.tensor([True, False, False, True, True])
+    if dtype.is_complex:
+        parts = extremes(torch.float64 if dtype == torch.complex128 else torch.float32)
+        return torch.complex(parts, parts.flip(0))
+    if not dtype.is_floating_point:
+        whole = torch.iinfo(dtype)
+        return torch.tensor([whole.max, whole.min, whole.max // 3, 1, whole.max - 1], dtype=dtype)
+    real = torch.finfo(dtype)
+    return torch.tensor([real.max, real.smallest_normal, -1 / 3, -0.0, torch.nan], dtype=torch.float64).to(dtype)
+
+
+FROZEN: list[tuple[torch.dtype, ...]] = [
+    (torch.uint8, torch.int8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+    (torch.int16, torch.float16, torch.bfloat16),
+    (torch.int32, torch.float32),
+    (torch.int64, torch.float64, torch.complex64),
+    (torch.complex128,),
+]
+"""Dtypes of frozen parameters, by the size of their elements."""
+if runs_with("<2.12"):  # docs/findings/fsdp_frozen_integers.py
+    FROZEN = [tuple(d for d in size if d.is_floating_point or d.is_complex) for size in FROZEN]
+
+
+class Frozen(nn.Module):
+    """A weight that trains among frozen tensors, of which it keeps copies in the forward."""
+
+    seen: list[torch.Tensor]
+
+    def __init__(self, dtype: torch.dtype, frozen: Sequence[torch.dtype], first: bool) -> None:
+        super().__init__()
+        others = [nn.Parameter(extremes(other), requires_grad=False) for other in frozen]
+        weight = nn.Parameter(torch.ones(3, 2, dtype=dtype))
+        self.all = nn.ParameterList([weight, *others] if first else [*others, weight])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [p.detach().clone() for p in self.all if not p.requires_grad]
+        weight = next(p for p in self.all if p.requires_grad)
+        return (weight * x).sum()
+
+
+@requirement(
+    "RFSDP-FROZEN-9172",
+    "A forward has every element of frozen parameters as it is, whichever dtypes of one or of several sizes the "
+    "parameters of its group have.",
+    source="torch.distributed.fsdp.fully_shard; torch.distributed.fsdp.MixedPrecisionPolicy: param_dtype",
+)
+@pytest.mark.parametrize("own", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=lambda d: str(d)[6:])
+@pytest.mark.world(2)
+def test_frozen_of_any_dtypes(world: World, own: torch.dtype) -> None:
+    """Train a weight beside frozen tensors of one dtype, or of two of one size, registered first or last."""
+
+    def body(rank: Rank) -> None:
+        groups = [(other,) for size in FROZEN for other in size for _ in range(1 + (own in size))]
+        groups += [two for size in FROZEN for two in itertools.combinations(size, 2)]
+        managers = ways(rank)
+        for number, frozen in enumerate(groups):
+            manage = managers["hybrid" if number % 4 == 3 else "sharded"]
+            model: Any = manage(Frozen(own, frozen, number % 2 == 0).to(rank.device))
+            model(torch.full((2,), 1.0 + rank.index, device=rank.device, dtype=own)).backward()
+            for dtype, found in zip(frozen, model.seen, strict=True):
+                assert_same(extremes(dtype), found.cpu(), f"{frozen}, {number}")
+            gradients = replicate_fsdp.gradients(model)
+            assert [(g.dtype, g.unique().tolist()) for g in gradients.values()] == [(own, [1.5])], frozen
 
     world.run(body)

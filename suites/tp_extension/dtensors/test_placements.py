@@ -359,6 +359,11 @@ def test_redistribution(world: World, source: Placement) -> None:
     world.run(body)
 
 
+def unusual(dtype: torch.dtype) -> torch.Tensor:
+    """Return infinities, no number, zeros of both signs and a number that two or three divide."""
+    return torch.tensor([[torch.inf, -torch.inf, torch.nan], [0.0, -0.0, 6.0 * 2**9]], dtype=dtype)
+
+
 @requirement(
     "TP-LAY-07",
     "A tensor distributed as partial values equals the original once they are reduced.",
@@ -367,14 +372,14 @@ def test_redistribution(world: World, source: Placement) -> None:
 @pytest.mark.parametrize("operation", ["sum", "avg", "max", "min"])
 @pytest.mark.world(1, 2, 3)
 def test_parts(world: World, operation: str) -> None:
-    """Use numbers that every world size divides, from the first rank, the last one or each itself."""
+    """Use numbers that every world size divides, or infinite ones, from the first rank, the last one or each itself."""
 
     def body(rank: Rank) -> None:
-        whole, last = numbers(2, 3) * 6, rank.size - 1
-        for source, right in (0, whole), (last, whole + 6 * last), (None, whole):
-            given = whole + 6 * (rank.index if source is not None else 0)
+        dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        for whole, source in itertools.product((numbers(2, 3) * 6, *map(unusual, dtypes)), (0, rank.size - 1, None)):
+            given = whole if source in (None, rank.index) else whole.flip(0)
             dtensor = distribute_tensor(given, rank.mesh(rank.size), [Partial(operation)], src_data_rank=source)
-            assert_same(right, dtensor.full_tensor(), f"{operation} of {source}")
+            assert_same(whole, dtensor.full_tensor(), f"{operation} of {source}, {whole.dtype}")
 
     world.run(body)
 

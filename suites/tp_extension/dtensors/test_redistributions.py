@@ -337,3 +337,41 @@ def test_other_dtypes(world: World) -> None:
             assert_same(part(combine(*own), rank, target), moved.to_local() + 0, f"{op} of {dtype} to {target}")
 
     world.run(body)
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NEUTRAL = {"sum": -0.0, "max": -torch.inf, "min": torch.inf, "product": 1.0}
+"""What a rank has of a pending reduction that changes no element of another rank's part."""
+
+
+@requirement(
+    "TP-MOVE-9173",
+    "redistribute keeps infinities, elements that are no numbers and the signs of zeros, in values and in gradients, "
+    "whatever the operation that reduces them.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=lambda d: str(d)[6:]
+)
+@pytest.mark.world(2)
+def test_unusual_numbers(world: World, dtype: torch.dtype) -> None:
+    """Bring uneven tensors from each layout to each other; one rank has all of what is pending, or each the average."""
+    inf, real = torch.inf, torch.finfo(dtype)
+    rows = [[inf, -inf, torch.nan], [0.0, -0.0, 4.0], [real.max / 2, real.min / 2, real.smallest_normal]]
+
+    def body(rank: Rank) -> None:
+        given = torch.tensor(rows, dtype=dtype, device=rank.device)
+        places: tuple[Placement, ...] = (WHOLE, ROWS, COLUMNS)
+        for source, target in itertools.product((*places, *map(Partial, ("avg", *NEUTRAL))), places):
+            what, reduction = f"{source} to {target}", getattr(source, "reduce_op", "")
+            whole = given.nan_to_num(1.0, inf, -inf) if reduction in ("max", "min") else given
+            own = part(whole, rank, source) if reduction == "" else whole
+            if rank.index == 0 and reduction in NEUTRAL:
+                own = torch.full_like(whole, NEUTRAL[reduction])
+            tensor: Any = DTensor.from_local(own.clone(), rank.mesh(), [source], shape=whole.shape, stride=(3, 1))
+            moved = tensor.requires_grad_().redistribute(placements=[target])
+            assert_same(part(whole, rank, target), moved.to_local().detach(), what)
+            moved.backward(distribute_tensor(given, rank.mesh(), [target], src_data_rank=None))
+            assert_same(given, tensor.grad.full_tensor(), f"gradient of {what}")
+
+    world.run(body)

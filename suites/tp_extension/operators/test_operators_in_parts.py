@@ -281,6 +281,52 @@ def test_pending_integers(world: World, other: Placement) -> None:
     assert_on_ranks([[]] * world.size, world.run(body))
 
 
+JOINED: dict[str, Operator] = {
+    "sum": torch.add,
+    "sum in turn": lambda a, b: b + a,
+    "difference": torch.sub,
+    "difference in turn": lambda a, b: b - a,
+    "sum of a multiple": lambda a, b: torch.add(a, b, alpha=2),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([b, a]),
+    "elements": lambda a, b: torch.where(b > 0, b, a),
+    "larger": torch.maximum,
+    "smaller": lambda a, b: torch.minimum(b, a),
+    "sum and square": lambda a, b: torch.addcmul(a, b, b),
+}
+"""Operators on two tensors of four elements."""
+SPECIAL = [INFINITE, -INFINITE, NAN, -0.0]
+PARTS = [[4.0, -2.0, 8.0, 2.0], [2.0, 4.0, -4.0, 0.0]], [[INFINITE, 1.0, 2.0, -INFINITE], [4.0, 4.0, 4.0, 4.0]]
+
+
+@requirement(
+    "TP-OP-06",
+    "An operator on a DTensor with a pending reduction gives what it gives on the reduced tensor, for any reduction.",
+    source="torch.distributed.tensor.Partial: pending reduction; DTensor",
+)
+@pytest.mark.parametrize("reduction", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("other", [R, ROWS], ids=["replicated", "sharded"])
+@pytest.mark.world(2)
+def test_pending_beside_infinities(world: World, other: Placement, reduction: str) -> None:
+    """Combine sums or averages, finite or not, or finite extremes with infinities, no number and a negative zero."""
+    reductions = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
+
+    def body(rank: Rank) -> list[str]:
+        mesh, wrong = rank.mesh(), []
+        second = torch.tensor(SPECIAL, dtype=torch.float64, device=rank.device)
+        for given in PARTS[: 2 if reduction in ("sum", "avg") else 1]:
+            parts = torch.tensor(given, dtype=torch.float64, device=rank.device)
+            for name, operator in JOINED.items():
+                pending = DTensor.from_local(parts[rank.index].clone(), mesh, [Partial(reduction)])
+                expected = operator(reductions[reduction](parts, 0), second)
+                found = operator(pending, distribute_tensor(second, mesh, [other]))
+                if not right(expected, found):
+                    wrong.append(f"{name}: {found.full_tensor().tolist()} for {expected.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 SELECTED: dict[str, dict[str, tuple[Operator, torch.Tensor, Placement, Placement | None]]] = {
     "select-from-the-end": {
         "select of a column": (lambda x: x.select(-1, 0), floats(2, 2), ROWS, None),
