@@ -148,7 +148,6 @@ SHARDED: list[tuple[tuple[int, ...], bool, str, tuple[torch.dtype | None, ...]]]
     ((2,), True, SYNC, (None, NARROW)),
     ((2,), False, SYNC, (NARROW, WIDE)),
     ((2, 1), True, ALL_REDUCE, (None, NARROW)),
-    ((2, 1), True, ALL_REDUCE, ()),
 ]
 """The sizes of the data-parallel dimensions, whether to shard again after a forward, what the first of two backwards
 leaves out, if there are two, and param_dtype and reduce_dtype."""
