@@ -104,6 +104,91 @@ def test_shared(world: World) -> None:
     world.run(body)
 
 
+class Renamed(nn.Module):
+    """Multiply by one weight under several names, and add a bias."""
+
+    def __init__(self, rows: int, names: tuple[str, ...], trained: bool) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.arange(2.0 * rows).reshape(rows, 2) % 4 - 1, requires_grad=trained)
+        self.names, self.bias = names, nn.Parameter(torch.ones(2))
+        for name in names:
+            self.register_parameter(name, weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = [self.get_parameter(name) for name in self.names]
+        assert all(weight is weights[0] for weight in weights), "in the forward, its names have several parameters"
+        for weight in weights:
+            x = x * weight
+        return x + self.bias
+
+
+NAMES: list[tuple[int, tuple[str, ...], bool]] = [
+    (1, ("encode", "decode", "weight"), True),
+    (5, ("encode", "weight"), True),
+    (4, ("weight", "decode"), False),
+]
+"""How many rows a parameter has, its names, and whether it is trained."""
+
+
+@requirement(
+    "RFSDP-TIED-9211",
+    "A parameter that a module has under several names has the whole gradient, and stays one parameter under all of "
+    "them, also in a forward.",
+    source=f"{SOURCE}; torch.nn.Module.register_parameter",
+)
+@pytest.mark.world(2)
+def test_own_names(world: World) -> None:
+    """Name it twice or more in the root, in a part or in a list whose other layer shares it; train, load, evaluate."""
+
+    def created(rows: int, names: tuple[str, ...], trained: bool, where: str) -> Any:
+        model: Any = nn.Sequential(Renamed(rows, names, trained), Scale(2.0, rows))
+        if where == "list":
+            model[1].weight = model[0].weight
+        return model
+
+    def body(rank: Rank) -> None:
+        for (way, managed, options), where, case in itertools.product(settings(rank), ("root", "part", "list"), NAMES):
+            what = f"{way}, {options}, {where}, {case}"
+            plain, model = created(*case, where), created(*case, where).to(rank.device)
+            if where != "root":
+                managed(list(model) if where == "list" else model[0], **options)
+            managed(model, **options)
+            every = dict(plain.named_parameters(remove_duplicate=False))
+            sgds = [torch.optim.SGD(each.parameters(), lr=0.25) for each in (plain, model)]
+            for step in range(2):
+                x = (torch.arange(4.0 * case[0]).reshape(2, case[0], 2) + step) % 3
+                (sum(plain(each).sum() for each in x) / 2).backward()
+                model(x[rank.index].to(rank.device)).sum().backward()
+                right = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+                found = replicate_fsdp.gradients(model)
+                assert list(found) == list(right), what
+                for name, gradient in found.items():
+                    assert torch.equal(gradient.cpu(), right[name]), f"{what}, step {step}: {name}"
+                for sgd in sgds:
+                    sgd.step()
+                    sgd.zero_grad()
+            for loaded in False, True:
+                if loaded:
+                    with torch.no_grad():
+                        plain[0].weight.mul_(2)
+                    factors = {name: 2 if p is plain[0].weight else 1 for name, p in every.items()}
+                    model.load_state_dict({name: p * factors[name] for name, p in model.state_dict().items()})
+                with torch.no_grad():
+                    assert torch.equal(model(x[0].to(rank.device)).cpu(), plain(x[0])), f"{what}, {loaded=}"
+                if way != "replicated" and not options["reshard_after_forward"]:
+                    for module in model.modules():
+                        if isinstance(module, FSDPModule):
+                            module.reshard()
+                for name, p in every.items():
+                    own = model.get_parameter(name)
+                    assert own is model.get_parameter("0.weight") or p is not plain[0].weight, f"{what}: {name}"
+                    assert torch.equal(replicate_fsdp.whole(own).cpu(), p), f"{what}, {loaded=}: {name}"
+                state = model.state_dict()
+                assert list(state) == list(plain.state_dict()), what
+
+    world.run(body)
+
+
 class Twice(nn.Module):
     """Layers that are called in an order, some of them without gradients besides."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
+    MixedPrecisionPolicy,
     ShardedStateDictConfig,
     ShardingStrategy,
     StateDictType,
@@ -135,32 +137,57 @@ def test_sequences(world: World, original: bool) -> None:
     world.run(body)
 
 
+DATA = ("dp", "shards")
+"""The names of the data-parallel dimensions of a mesh; of two, the first has replicas."""
+WIDE, NARROW = torch.float64, torch.float32
+SYNC, ALL_REDUCE = "set_requires_gradient_sync", "set_requires_all_reduce"
+SHARDED: list[tuple[tuple[int, ...], bool, str, tuple[torch.dtype | None, ...]]] = [
+    ((2,), True, "", ()),
+    ((2,), False, SYNC, ()),
+    ((4,), True, SYNC, ()),
+    ((2,), True, SYNC, (None, NARROW)),
+    ((2,), False, SYNC, (NARROW, WIDE)),
+    ((2, 1), True, ALL_REDUCE, (None, NARROW)),
+]
+"""The sizes of the data-parallel dimensions, whether to shard again after a forward, what the first of two backwards
+leaves out, if there are two, and param_dtype and reduce_dtype."""
+
+
 @requirement(
     "TP-GRAD-18",
     "Layers parallel by rows, columns or sequence train under fully_shard as on one device, also if they accumulate.",
     source="torch.distributed.fsdp.fully_shard; torch.distributed.tensor.parallel",
 )
+@requirement(
+    "TP-GRAD-9210",
+    "With a reduce_dtype, tensor-parallel layers under fully_shard have one device's gradients in their own dtype, "
+    "also if they accumulate.",
+    source="torch.distributed.fsdp.MixedPrecisionPolicy: reduce_dtype; FSDPModule: set_requires_gradient_sync, "
+    "set_requires_all_reduce",
+)
 @pytest.mark.world(4)
 def test_fully_sharded(world: World) -> None:
-    """Average over two ranks or over four; synchronize each backward or only the second; shard again or not."""
+    """Average over two ranks, four or replicas; synchronize each backward or only the second; reduce in any dtype."""
     expected = trained()
 
     def body(rank: Rank) -> None:
-        for ranks, reshard, accumulate in (2, True, False), (2, False, True), (4, True, True):
-            what = f"{ranks} data-parallel ranks, {reshard=}, {accumulate=}"
-            mesh = rank.mesh(ranks, rank.size // ranks, names=("dp", "tp"))
+        for ranks, reshard, later, dtypes in SHARDED:
+            what = f"{ranks} data-parallel ranks, {reshard=}, {later=}, {dtypes}"
+            mesh = rank.mesh(*ranks, rank.size // math.prod(ranks), names=(*DATA[: len(ranks)], "tp"))
             model: Any = parallelize_module(layers().to(rank.device), mesh["tp"], dict(styles()))
+            policy = MixedPrecisionPolicy(*dtypes)
             for layer in (*model, model):
-                fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=reshard)
+                fully_shard(layer, mesh=mesh[DATA[: len(ranks)]], reshard_after_forward=reshard, mp_policy=policy)
             part = mesh["dp"].get_local_rank() % 2
-            if accumulate:
-                model.set_requires_gradient_sync(False)
+            if later:
+                getattr(model, later)(False)
                 backward(model, (1 - part,))
-                model.set_requires_gradient_sync(True)
+                getattr(model, later)(True)
             backward(model, (part,))
             for name, parameter in model.named_parameters():
                 assert parameter.grad.placements == parameter.placements, f"{what}: {name}"
-            torch.optim.SGD(model.parameters(), lr=0.25 if accumulate else 0.5, foreach=False).step()
+                assert parameter.grad.dtype is parameter.dtype, f"{what}: {name}"
+            torch.optim.SGD(model.parameters(), lr=0.25 if later else 0.5, foreach=False).step()
             assert_same_all(expected, {name: p.full_tensor().detach() for name, p in model.named_parameters()}, what)
 
     world.run(body)
