@@ -81,8 +81,8 @@ def test_copied(world: World, way: str) -> None:
                 assert [*divided.get_all_groups()[2:]] == each.get_all_groups()[1:], case
                 flat = flattened(each, f"flat {what}")
                 check(rank, flat, ranks.flatten(), (f"flat {what}",), f"{case}, flattened")
-                joined = concatenated([each[name] for name in own])
-                assert joined == each, case
+                if len(own) > 1:
+                    assert concatenated([each[name] for name in own]) == each, case
                 tensor = distribute_tensor(torch.arange(8.0, device=rank.device), each, [Shard(0)] * each.ndim)
                 whole = tensor.redistribute(placements=[Replicate()] * each.ndim).to_local()
                 assert whole.tolist() == list(range(8)), case
