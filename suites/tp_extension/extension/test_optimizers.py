@@ -216,8 +216,8 @@ def test_step_counts(world: World, original: bool) -> None:
 )
 @requirement(
     "TP-STATE-9135",
-    "The moments in a state dict that optim_state_dict_to_load is given keep their values when the optimizer that loads "
-    "them goes on.",
+    "The moments in a state dict that optim_state_dict_to_load is given keep their values when the optimizer that "
+    "loads them goes on.",
     source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: 'the sharded optimizer state'",
 )
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])

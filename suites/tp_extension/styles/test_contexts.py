@@ -493,14 +493,14 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
 
 @requirement(
     "TP-LOSS-9131",
-    "In loss_parallel, logits that are masked by minus infinity, infinite, nan or very large give one device's loss and "
-    "gradient.",
+    "In loss_parallel, logits that are masked by minus infinity, infinite, nan or very large give one device's loss "
+    "and gradient.",
     source=f"{SOURCE}.loss_parallel: 'cross-entropy loss'; torch.nn.functional: cross_entropy, log_softmax, nll_loss",
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.world(2)
 def test_masked_logits(world: World, dtype: torch.dtype) -> None:
-    """Mask single classes, all those of a rank in each row or in some, a target, or a row; the targets are elsewhere."""
+    """Mask single classes, all those of a rank in each row or in some, a target or a row; other targets are kept."""
 
     def body(rank: Rank) -> list[str]:
         wrong = []
