@@ -497,7 +497,9 @@ LOSSES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
     "and gradient.",
     source=f"{SOURCE}.loss_parallel: 'cross-entropy loss'; torch.nn.functional: cross_entropy, log_softmax, nll_loss",
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:]
+)
 @pytest.mark.world(2)
 def test_masked_logits(world: World, dtype: torch.dtype) -> None:
     """Mask single classes, all those of a rank in each row or in some, a target or a row; other targets are kept."""
