@@ -243,6 +243,7 @@ def test_slices(world: World, shape: tuple[int, ...]) -> None:
         mesh = rank.mesh(*shape, names=names)
         groups = dict(zip(names, mesh.get_all_groups(), strict=True))
         nameless = rank.mesh(*shape)
+        equal = init_device_mesh(rank.device.type, shape, mesh_dim_names=names)
         count = dist.get_pg_count()
         check(rank, mesh, table, names, "mesh")
         assert mesh[names] is mesh
@@ -255,6 +256,8 @@ def test_slices(world: World, shape: tuple[int, ...]) -> None:
                         slice_ = parent[by]
                         check(rank, slice_, part, some, f"slice {by!r}")
                         assert [slice_.get_group(name) for name in some] == [groups[name] for name in some]
+                        other = [equal.get_group(name) for name in some]  # of a mesh that is equal, and another one
+                        assert [equal[by].get_group(name) for name in some] == other, f"slice {by!r} of an equal mesh"
                         assert slice_ == parent[by]
                         assert hash(slice_) == hash(parent[by])
                         assert slice_ != mesh

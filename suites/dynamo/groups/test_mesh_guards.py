@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +128,43 @@ def test_unrelated(world: World, use: Callable[[torch.Tensor, Any], torch.Tensor
             x = torch.full((2,), 10.0**rank.index + number, device=rank.device)
             assert_same(use(x, mesh) + 0, function(x, mesh) + 0, f"after {name}")
             assert counter.graphs == 1, f"after {name}"
+
+    world.run(body)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh)),
+    "save": lambda mesh: torch.save({"w": DTensor.from_local(torch.ones(1), mesh, [Shard(0)])}, io.BytesIO()),
+    "deep copy of a DTensor": lambda mesh: copy.deepcopy(DTensor.from_local(torch.ones(1), mesh, [Shard(0)])),
+}
+"""What makes a copy of a mesh, or writes it."""
+
+
+@requirement(
+    "DYN-MESH-9134",
+    "Compiled code takes a mesh that was copied, pickled or saved as it took it before, without being compiled again.",
+    source=f"{SOURCE}; torch.distributed.device_mesh.DeviceMesh: __getstate__; torch.compile: guards",
+)
+@pytest.mark.parametrize("first", ["compiled", "copied"])
+@USES
+@pytest.mark.world(2)
+def test_copied(world: World, use: Callable[[torch.Tensor, Any], torch.Tensor], first: str) -> None:
+    """Make each kind of copy between calls, or before the first one, of a mesh and of a slice, which has a root."""
+
+    def body(rank: Rank) -> None:
+        root = init_device_mesh(rank.device.type, (1, 2), mesh_dim_names=("b", "a"))
+        for mesh in root["a"], init_device_mesh(rank.device.type, (2,), mesh_dim_names=("a",)):
+            function, counter = dynamo.compiled(use)
+            for number, (name, way) in enumerate([("nothing", id), *COPIES.items()][first == "copied" :]):
+                way(mesh)
+                x = torch.full((2,), 10.0**rank.index + number, device=rank.device)
+                assert_same(use(x, mesh) + 0, function(x, mesh) + 0, f"after {name}")
+                assert counter.graphs == 1, f"after {name}"
+            for name, way in [*COPIES.items()][:3]:
+                other = way(mesh)
+                assert_same(use(x, other) + 0, function(x, other) + 0, f"on what {name} makes")
 
     world.run(body)
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from fixtures.wrapped import HYBRIDS, STRATEGIES, assert_as_alone, gathered, wrapped
-from harness import Rank, World, assert_on_ranks, assert_same_all, dyadic, requirement
+from harness import Rank, World, assert_on_ranks, assert_same, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
 SOURCE = "torch/distributed/fsdp: FullyShardedDataParallel.optim_state_dict"
@@ -214,10 +214,16 @@ def test_step_counts(world: World, original: bool) -> None:
     "The state dict that FSDP makes of an optimizer of shards stays as it is when the optimizer goes on.",
     source=SOURCE,
 )
+@requirement(
+    "TP-STATE-9135",
+    "The moments in a state dict that optim_state_dict_to_load is given keep their values when the optimizer that "
+    "loads them goes on.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict_to_load: 'the sharded optimizer state'",
+)
 @pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
 @pytest.mark.world(2)
 def test_kept(world: World, original: bool) -> None:
-    """Save full and sharded states after two steps, offloaded or not, and train on."""
+    """Save full and sharded states after two steps, offloaded or not, train on, load them and train on."""
 
     def values(saved: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
         return {
@@ -243,6 +249,12 @@ def test_kept(world: World, original: bool) -> None:
             assert {float(of["step"]) for of in saved["state"].values()} == {2.0}, what
             for name, state in values(saved).items():
                 assert_same_all(before[name], state, f"{what}: {name}")
+            with FullyShardedDataParallel.state_dict_type(model, kind, of_model(), config()):
+                adam.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, adam, saved))
+            train(model, adam, 2)
+            for name, state in values(saved).items():
+                for moment in "exp_avg", "exp_avg_sq":  # any optimizer shares the step with what it has loaded
+                    assert_same(before[name][moment], state[moment], f"{what}, loaded: {moment} of {name}")
 
     world.run(body)
 

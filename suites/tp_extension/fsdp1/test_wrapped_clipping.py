@@ -1,4 +1,4 @@
-"""Clipping of gradients under FSDP1: in each dtype, with replicas, and on ranks without gradients."""
+"""Clipping of gradients under FSDP1: in each dtype, with replicas, on ranks without gradients, and of infinite ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.wrapped import HYBRIDS, STRATEGIES, Outer, Weight, inputs, nested, own, wrapped
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 
 COUNT = 4000
 """Elements of a weight: as many ones times the largest gradient below have a norm that float16 does not hold."""
@@ -107,6 +107,7 @@ def test_ranks_without_gradients(world: World) -> None:
         assert set().union(*found) == right, f"{case}, {how}: {found}"
 
 
+<<<<<<< HEAD
 @requirement(
     "TP-CLIP-9302",
     "clip_grad_norm_ clips by the norm of the gradients that there are, whatever norms it had in earlier steps.",
@@ -133,3 +134,56 @@ def test_smaller_norms(world: World, earlier: float) -> None:
         total = 2.0 if norm == math.inf else 2.0 * count ** (1 / norm)
         assert {found[0] for found in each} == {round(total, 4)}, f"{count}, {how}, norm {norm}: norms {each}"
         assert {found[1] for found in each} - {0.0} == {round(2.0 / total, 4)}, f"{count}, {how}, norm {norm}: {each}"
+=======
+PLACES = "first rank", "second rank", "unsharded", "ignored"
+"""Where a gradient has an element that is not finite: in one rank's shard, or in what all ranks have whole."""
+
+
+@requirement(
+    "TP-CLIP-9130",
+    "clip_grad_norm_ scales all gradients by bound over norm, as one device does, also where a gradient is nan or "
+    "infinite.",
+    source="torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_: 'viewed as a single vector'; "
+    "torch.nn.utils.clip_grad_norm_",
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
+@pytest.mark.world(2)
+def test_infinite_gradients(world: World, value: float) -> None:
+    """Put a value into one element of a shard on either rank, of a whole parameter or of an ignored one."""
+    norm = torch.tensor(value).abs()
+    norms = (1.0, 2.0) if math.isnan(value) else (1.0, 2.0, math.inf)  # MAX over ranks may lose a nan
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        for strategy, original in itertools.product(STRATEGIES[:2], (True, False)):
+            parts = [Weight(4, factor).to(rank.device) for factor in (3.0, 7.0, 2.0)]
+            for i, kind in enumerate((strategy, STRATEGIES[2])):
+                parts[i] = wrapped(rank, parts[i], sharding_strategy=kind, use_orig_params=original)
+            whole, ignored = parts[1], parts[2]
+            model = wrapped(
+                rank,
+                Outer(8, 5.0, *parts),
+                sharding_strategy=strategy,
+                use_orig_params=original,
+                ignored_modules=[ignored],
+            )
+            for i, (place, kind) in enumerate(itertools.product(PLACES, norms)):
+                bound = (1.0, 1e6)[i % 2]
+                what = f"{strategy}, {original=}, {place}, norm {kind}, bound {bound}"
+                model.zero_grad()
+                model(torch.ones(1, device=rank.device)).sum().backward()
+                of: Any = {"unsharded": whole, "ignored": ignored}.get(place, model)
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                if of is not model or place == PLACES[rank.index]:
+                    next(p.grad for p in of.parameters() if p.grad is not None).view(-1)[1] = value
+                expected = [g * (bound / norm.to(rank.device)) for g in gradients]
+                total = model.clip_grad_norm_(bound, kind)
+                if not torch.equal(total.cpu(), norm) and not (total.isnan() and norm.isnan()):
+                    wrong.append(f"{what}: the norm is {total.item()}")
+                for g, right in zip(gradients, expected, strict=True):
+                    if not torch.allclose(g, right, equal_nan=True):
+                        wrong.append(f"{what}: {g.tolist()} and not {right.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+>>>>>>> jd

@@ -511,6 +511,67 @@ def test_uneven_classes(world: World, classes: int) -> None:
     world.run(body)
 
 
+MASKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the first rank's classes": lambda x: x[:, :4].fill_(-torch.inf),
+    "the last rank's classes": lambda x: x[:, 4:].fill_(-torch.inf),
+    "a rank's classes in a row": lambda x: x[1, 4:].fill_(-torch.inf),
+    "either rank's in turn": lambda x: (x[::2, 4:].fill_(-torch.inf), x[1::2, :4].fill_(-torch.inf)),
+    "every third class": lambda x: x[:, ::3].fill_(-torch.inf),
+    "all classes but one": lambda x: (x[0, :5].fill_(-torch.inf), x[0, 6:].fill_(-torch.inf)),
+    "the target": lambda x: x[1, 5].fill_(-torch.inf),
+    "all classes of a row": lambda x: x[0].fill_(-torch.inf),
+    "infinity": lambda x: x[0, 6].fill_(torch.inf),
+    "nan": lambda x: x[0, 6].fill_(torch.nan),
+    "large numbers": lambda x: x.mul_(1e4),
+}
+"""What is done to four rows of eight logits before their loss: masks, and numbers whose exponentials are too large."""
+LOSSES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
+    "none": lambda x, t, w: nn.functional.cross_entropy(x, t, reduction="none"),
+    "mean": lambda x, t, w: nn.functional.cross_entropy(x, t),
+    "weighted sum": lambda x, t, w: nn.functional.cross_entropy(x, t, weight=w, reduction="sum"),
+    "log_softmax": lambda x, t, w: nn.functional.nll_loss(nn.functional.log_softmax(x, 1), t),
+}
+
+
+@requirement(
+    "TP-LOSS-9131",
+    "In loss_parallel, logits that are masked by minus infinity, infinite, nan or very large give one device's loss "
+    "and gradient.",
+    source=f"{SOURCE}.loss_parallel: 'cross-entropy loss'; torch.nn.functional: cross_entropy, log_softmax, nll_loss",
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:]
+)
+@pytest.mark.world(2)
+def test_masked_logits(world: World, dtype: torch.dtype) -> None:
+    """Mask single classes, all those of a rank in each row or in some, a target or a row; other targets are kept."""
+
+    def body(rank: Rank) -> list[str]:
+        wrong = []
+        weight = (numbers(8) % 3 + 1).to(rank.device, dtype)
+        for (name, mask), (kind, function) in itertools.product(MASKS.items(), LOSSES.items()):
+            logits = (numbers(4, 8) * 7 % 11 / 4).to(rank.device, dtype)
+            mask(logits)
+            targets = torch.tensor([0, 1, 2, 3] if name.startswith("the last") else [6, 5, 7, 4], device=rank.device)
+            if name.startswith("either"):
+                targets = torch.tensor([0, 5, 2, 7], device=rank.device)
+            plain = logits.clone().requires_grad_()
+            expected = function(plain, targets, weight)
+            expected.sum().backward()
+            own: Any = distribute_tensor(logits, rank.mesh(), [Shard(1)], src_data_rank=None).requires_grad_()
+            with loss_parallel():
+                found = function(own, targets, weight)
+                found.sum().backward()
+            near = 4 * torch.finfo(dtype).eps
+            for what, one, other in ("loss", expected, found), ("gradient", plain.grad, own.grad):
+                right, seen = one.detach(), other.detach().full_tensor()
+                if not torch.allclose(right, seen, rtol=near, atol=near, equal_nan=True):
+                    wrong.append(f"{name}, {kind}: the {what} is {seen.tolist()} and not {right.tolist()}")
+        return wrong
+
+    assert_on_ranks([[]] * world.size, world.run(body))
+
+
 @requirement(
     "TP-CONTEXT-151",
     "Within context_parallel each buffer has this rank's part of its elements, and afterwards all of them again.",

@@ -80,7 +80,7 @@ def gradient(index: int, device: torch.device) -> torch.Tensor:
 @pytest.mark.parametrize("style", ["input", "output", "both"])
 @pytest.mark.world(2)
 def test_every_pair(world: World, style: str) -> None:
-    """Pass each pair of layouts by position and by keyword, local or as DTensors, among some without layouts."""
+    """Pass each pair of layouts by position and by keyword in any order, local or as DTensors, and without layouts."""
 
     def body(rank: Rank) -> None:
         for use_local, as_dtensor in itertools.product((True, False), repeat=2):
@@ -100,6 +100,7 @@ def prepared(style: str, use_local: bool) -> ParallelStyle:
     desired = tuple(layout for _, layout in PAIRS) + (None, None)
     words = {f"k{i}": layout for i, (layout, _) in enumerate(PAIRS)} | {"absent": Shard(0)}
     desired_words = {f"k{i}": layout for i, (_, layout) in enumerate(PAIRS)} | {"absent": Replicate()}
+    desired_words = dict(reversed(desired_words.items()))  # keywords count, and not their order
     inputs: Any = {"input_layouts": given, "desired_input_layouts": desired}
     inputs |= {"input_kwarg_layouts": words, "desired_input_kwarg_layouts": desired_words}
     outputs: Any = {"output_layouts": given, "desired_output_layouts": desired}
@@ -125,7 +126,7 @@ def check_pairs(rank: Rank, module: Told, style: str, use_local: bool, as_dtenso
         [DTensor.from_local(leaf, rank.mesh(), [layout]) if as_dtensor else leaf for leaf, (layout, _) in given]
         for given in (list(zip(leaves, PAIRS, strict=True)), list(zip(named, PAIRS, strict=True)))
     )
-    kwargs = {f"k{i}": value for i, value in enumerate(words)}
+    kwargs = {f"k{i}": words[i] for i in (*range(0, len(words), 2), *range(1, len(words), 2))}
     other, thing = torch.ones(3, device=device), object()
     result = module(*args, other, thing, **kwargs, other=other, thing=thing)
     assert list(module.kwargs) == [*kwargs, "other", "thing"], what
