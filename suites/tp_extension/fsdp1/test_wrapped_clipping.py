@@ -107,7 +107,6 @@ def test_ranks_without_gradients(world: World) -> None:
         assert set().union(*found) == right, f"{case}, {how}: {found}"
 
 
-<<<<<<< HEAD
 @requirement(
     "TP-CLIP-9302",
     "clip_grad_norm_ clips by the norm of the gradients that there are, whatever norms it had in earlier steps.",
@@ -134,7 +133,8 @@ def test_smaller_norms(world: World, earlier: float) -> None:
         total = 2.0 if norm == math.inf else 2.0 * count ** (1 / norm)
         assert {found[0] for found in each} == {round(total, 4)}, f"{count}, {how}, norm {norm}: norms {each}"
         assert {found[1] for found in each} - {0.0} == {round(2.0 / total, 4)}, f"{count}, {how}, norm {norm}: {each}"
-=======
+
+
 PLACES = "first rank", "second rank", "unsharded", "ignored"
 """Where a gradient has an element that is not finite: in one rank's shard, or in what all ranks have whole."""
 
@@ -186,4 +186,3 @@ def test_infinite_gradients(world: World, value: float) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
->>>>>>> jd
