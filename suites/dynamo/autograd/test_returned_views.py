@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from harness import Rank, World, assert_on_ranks, dyadic, requirement
+from harness.oracles.collectives import lay
 from harness.stacks import dynamo
+from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -268,5 +270,93 @@ def test_formats_of_gradients(world: World) -> None:
                 found.append([(y.stride(), g.tolist()) for y, g in zip(ends, gradients, strict=True)])
             for name, right, other in zip(FORMATTED, *found, strict=True):
                 assert right == other, f"{name}, {given}"
+
+    world.run(body)
+
+
+ENDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    **THROUGH,
+    "viewed": lambda x: x.reshape(-1).sin().view(4, 6),
+    "viewed again": lambda x: (x.sin().reshape(2, -1) * 2).view(-1, 2, 2).square(),
+    "flattened": lambda x: x.cos().flatten(1),
+    "product of matrices": lambda x: x.reshape(6, 4) @ x.reshape(4, 6),
+    "scalar": lambda x: x.square().sum(),
+    "summed over ranks": lambda x: functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2,
+    "gathered": lambda x: functional.all_gather_tensor_autograd(x * 3, 0, dist.group.WORLD),
+    "scattered": lambda x: functional.reduce_scatter_tensor_autograd(x * 3, "sum", 0, dist.group.WORLD),
+}
+"""Functions whose backward needs gradients of some strides, or makes such of them."""
+if runs_with("<2.12"):  # functional collectives refuse what is not contiguous
+    ENDS = {
+        name: function for name, function in ENDS.items() if name not in ("summed over ranks", "gathered", "scattered")
+    }
+
+GIVEN = ("contiguous", "offset", "column", "transposed", "expanded", "negative")
+"""The layouts of gradients; in an expanded one all rows are the same."""
+
+
+def pulled_back(rank: Rank, run: Callable[[list[torch.Tensor]], list[Any]], layout: str) -> list[list[Any]]:
+    """Return the gradients of the arguments of ``ENDS``, for gradients of a layout, which a backward may not change."""
+    value = dyadic(4, 2, 3, key=rank.index, dtype=torch.float32).to(rank.device)
+    xs = [LAYOUTS["rotated"](value).detach().requires_grad_() for _ in ENDS]
+    ends = [y for result in run(xs) for y in (result if isinstance(result, tuple) else (result,))]
+    weights = [dyadic(*y.shape, key=(rank.index, n), dtype=torch.float32) for n, y in enumerate(ends)]
+    if layout == "expanded":
+        weights = [w[:1].expand(w.shape) if w.dim() else w for w in weights]
+    pairs = [lay(w.to(rank.device), layout if w.dim() else "offset") for w in weights]
+    gradients = torch.autograd.grad(ends, xs, [g for g, _ in pairs])
+    assert [g.tolist() for g, _ in pairs] == [w.tolist() for w in weights], f"given gradients, {layout}"
+    return [g.tolist() for g in gradients]
+
+
+@requirement(
+    "DYN-GRAD-9252",
+    "Compiled code takes a gradient of any strides for each of its results, with the gradients of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: tangents; torch.autograd.grad: grad_outputs",
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.world(2)
+def test_strides_of_given_gradients(world: World, dynamic: bool) -> None:
+    """Give gradients of six layouts for the results of views, products and collectives of rotated arguments."""
+
+    def body(rank: Rank) -> None:
+        def every_function(xs: list[torch.Tensor]) -> list[Any]:
+            return [function(x) for function, x in zip(ENDS.values(), xs, strict=True)]
+
+        compiled, counter = dynamo.compiled(every_function, dynamic=dynamic)
+        for layout in GIVEN:
+            right, found = (pulled_back(rank, run, layout) for run in (every_function, compiled))
+            for name, one, other in zip(ENDS, right, found, strict=True):
+                assert one == other, f"{name}, gradients {layout}"
+        assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-GRAD-9252",
+    "Compiled code takes a gradient of any strides for each of its results, with the gradients of uncompiled code.",
+    source="torch.compile; torch/_functorch/_aot_autograd: tangents; torch.autograd.grad: grad_outputs",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.world(2, timeout=120)
+def test_strides_of_gradients_given_to_generated_code(world: World) -> None:
+    """Give gradients of six layouts to one backward that Inductor generates."""
+
+    def body(rank: Rank) -> None:
+        def code(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
+
+        with dynamo.inductor_options({"fallback_by_default": True}):
+            compiled, _ = dynamo.compiled(code, backend="inductor")
+            for layout in GIVEN:
+                found = []
+                for run in code, compiled:
+                    x = dyadic(3, 5, key=rank.index, dtype=torch.float32).to(rank.device).requires_grad_()
+                    weight = dyadic(3, 5, key=layout, dtype=torch.float32).to(rank.device)
+                    weight = weight[:1].expand(3, 5) if layout == "expanded" else weight
+                    (gradient,) = torch.autograd.grad(run(x), x, lay(weight, layout)[0])
+                    found.append(gradient.tolist())
+                assert found[0] == found[1], layout
 
     world.run(body)

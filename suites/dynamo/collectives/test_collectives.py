@@ -19,6 +19,7 @@ from harness.stacks import dynamo
 from harness.stacks.collectives import functional, reduction, unwaited
 from harness.stacks.limit import runs_with
 from harness.stacks.training import launched, since
+from suites.dynamo.backends import INDUCTOR
 
 SOURCE = "torch/_dynamo/variables/functions.py: CollectiveFunctionRewriteVariable"
 GROUPS = pytest.mark.parametrize("members", [(0, 1, 2), (1, 2), (0, 2)], ids=["world", "without-rank-0", "ends"])
@@ -398,6 +399,108 @@ def test_gradients(world: World, how: str) -> None:
                 assert x.grad is not None
                 assert_same(gradient(name, of_ranks, rank.index), x.grad + 0, f"gradient of {name}, call {call}")
         assert counter is None or counter.graphs == 1
+
+    world.run(body)
+
+
+TRANSPOSED = "contiguous" if runs_with("<2.12") else "transposed"
+"""The layout of a transposed input, which compiled gathers refuse before 2.12."""
+
+LAID_OUT = [
+    Case(name, dtype=dtype, shape=shape, layout=layout, out_layout=out)
+    for name in ("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    for shape, layout, dtype in (((4, 3), "contiguous", torch.float32), ((2, 3, 2), TRANSPOSED, torch.int64))
+    for out in ("offset", "column", "transposed")
+]
+"""Collectives into tensors that are not contiguous, of two or three dimensions."""
+
+
+@requirement(
+    "DYN-COLL-9250",
+    "A compiled collective writes its result to the elements of the tensors that it is given, whatever their strides.",
+    source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
+)
+@requirement(
+    "DYN-COLL-9251",
+    "A compiled collective leaves the memory between the elements of its tensors unchanged.",
+    source="torch.distributed: tensors are given by their elements; no page asks for contiguous ones",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+@pytest.mark.world(2, timeout=120)
+def test_strided_outputs(world: World, backend: str) -> None:
+    """Call each collective that has outputs in one graph, twice; lists have an output of the layout and a dense one."""
+    cases = LAID_OUT[:: 2 if backend == "inductor" else 1]
+
+    def body(rank: Rank) -> None:
+        def laid(tensor: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+            return lay(tensor.to(rank.device), layout)
+
+        function, counter = dynamo.compiled(
+            lambda given, into: [issue(case, x, y, None) for case, x, y in zip(cases, given, into, strict=True)],
+            backend=backend,
+        )
+        for call in range(2):
+            given, into = [], []
+            for case in cases:
+                given.append(laid(inputs(case, 2, rank.index, call)[0], case.layout))
+                blank = [torch.full_like(right, -1) for right in outputs(case, 2, rank.index, call)]
+                layouts = ["contiguous", case.out_layout][-len(blank) :]
+                layouts = layouts if len(case.shape) == 2 else layouts[::-1]
+                into.append([laid(one, layout) for one, layout in zip(blank, layouts, strict=True)])
+            memory = [[buffer.clone() for _, buffer in parts] for parts in into]
+            with dynamo.inductor_options({"fallback_by_default": True}):
+                function([x for x, _ in given], [[y for y, _ in parts] for parts in into])
+            assert unwaited() == 0
+            for case, (x, _), parts, buffers in zip(cases, given, into, memory, strict=True):
+                assert_same(inputs(case, 2, rank.index, call)[0], x + 0, f"input of {case}, call {call}")
+                rights = outputs(case, 2, rank.index, call)
+                for right, (y, found), before in zip(rights, parts, buffers, strict=True):
+                    before.as_strided(y.shape, y.stride(), y.storage_offset()).copy_(right)
+                    assert_same(right, y + 0, f"{case}, call {call}")
+                    assert_same(before, found, f"memory of {case}, call {call}")
+        assert counter.graphs == 1
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COLL-9253",
+    "A compiled gather may read the rank's own part of its output, and a reduce-scatter write one of its input.",
+    source="torch.distributed.all_gather, all_gather_into_tensor, reduce_scatter_tensor, as "
+    "torch.distributed.fsdp.fully_shard calls them",
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+@pytest.mark.skipif(runs_with("<2.12"), reason="before 2.12, compiled gathers refuse what is not contiguous")
+@pytest.mark.world(2, timeout=120)
+def test_own_parts(world: World, backend: str) -> None:
+    """Gather a tensor of the list, a column of many and a part of the whole; reduce into a part of what is reduced."""
+
+    def body(rank: Rank) -> None:
+        me = rank.index
+
+        def code(listed: list[torch.Tensor], columns: list[torch.Tensor], whole: torch.Tensor) -> torch.Tensor:
+            dist.all_gather(listed, listed[me])
+            dist.all_gather(columns, columns[me])
+            dist.all_gather_into_tensor(whole, whole[2 * me : 2 * me + 2])
+            total = whole * 3
+            dist.reduce_scatter_tensor(total[2 * me : 2 * me + 2], total)
+            return total
+
+        compiled, _ = dynamo.compiled(code, backend=backend)
+        for call in range(2):
+            numbers = torch.arange(2.0, device=rank.device) * 5 + call
+            listed, matrix, whole = numbers.new_zeros(2, 3), numbers.new_zeros(3, 4), numbers.new_zeros(4)
+            for own in (listed[me], matrix[:, 2 * me], whole[2 * me : 2 * me + 2]):
+                own.fill_(me * 5.0 + call)
+            with dynamo.inductor_options({"fallback_by_default": True}):
+                total = compiled([*listed], [matrix[:, 0], matrix[:, 2]], whole)
+            right = numbers.repeat_interleave(2)
+            assert_same(numbers[:, None].expand(2, 3), listed, f"list of call {call}")
+            assert_same((right * numbers.new_tensor([1, 0, 1, 0])).expand(3, 4), matrix, f"columns of call {call}")
+            assert_same(right, whole, f"whole of call {call}")
+            reduced = right * 3
+            reduced[2 * me : 2 * me + 2] *= 2
+            assert_same(reduced, total, f"total of call {call}")
 
     world.run(body)
 

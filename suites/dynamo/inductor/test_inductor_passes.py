@@ -32,7 +32,7 @@ Options = Mapping[str, Any]
 
 
 def reduced(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
-    """Reduce by two operations, in two dtypes and two groups, a view, a result once more, and again as at first."""
+    """Reduce by three operations, in two dtypes and two groups, a view, a result once more, and again as at first."""
     results = [
         functional.all_reduce(x, "sum", group),
         functional.all_reduce(y * 2, "sum", group),
@@ -40,6 +40,8 @@ def reduced(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other
         functional.all_reduce(y.double(), "sum", group),
         functional.all_reduce(x.t(), "max", group),
         functional.all_reduce(z, "max", group),
+        functional.all_reduce(y, "min", group),
+        functional.all_reduce(x, "min", group),
         functional.all_reduce(z + 1, "sum", other),
         functional.all_reduce(y + 3, "sum", other),
     ]
@@ -63,7 +65,7 @@ def gathered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, othe
 
 
 def scattered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, other: Any) -> Tensors:
-    """Reduce and scatter by two operations, in two dtypes, dimensions and groups, and a result once more."""
+    """Reduce and scatter by three operations, in two dtypes, dimensions and groups, and a result once more."""
     results = [
         functional.reduce_scatter_tensor(x, "sum", 0, group),
         functional.reduce_scatter_tensor(y * 2, "sum", 0, group),
@@ -71,6 +73,8 @@ def scattered(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, group: Any, oth
         functional.reduce_scatter_tensor(y.double(), "sum", 0, group),
         functional.reduce_scatter_tensor(x, "max", 1, group),
         functional.reduce_scatter_tensor(z, "max", 0, group),
+        functional.reduce_scatter_tensor(z - 1, "min", 0, group),
+        functional.reduce_scatter_tensor(y - 3, "min", 0, group),
         functional.reduce_scatter_tensor(z + 1, "sum", 0, other),
         functional.reduce_scatter_tensor(y + 3, "sum", 0, other),
     ]
@@ -107,9 +111,9 @@ EVERYTHING = {**ALL_REDUCES, **GATHERS, **SCATTERS}
 
 CASES: dict[Code, list[tuple[Options, int]]] = {
     reduced: [
-        ({}, 10),
-        ({"bucket_all_reduces_fx": "none", **GATHERS, **SCATTERS}, 10),
-        (ALL_REDUCES, 6),
+        ({}, 12),
+        ({"bucket_all_reduces_fx": "none", **GATHERS, **SCATTERS}, 12),
+        (ALL_REDUCES, 7),
     ],
     gathered: [
         ({}, 9),
@@ -120,11 +124,11 @@ CASES: dict[Code, list[tuple[Options, int]]] = {
         ({**GATHERS, "bucket_all_gathers_bucket_mode": "custom_ops_multidtype"}, 3),
     ],
     scattered: [
-        ({}, 9),
-        ({"bucket_reduce_scatters_fx": "none", **ALL_REDUCES, **GATHERS}, 9),
-        (SCATTERS, 5),
-        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 5),
-        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 5),
+        ({}, 11),
+        ({"bucket_reduce_scatters_fx": "none", **ALL_REDUCES, **GATHERS}, 11),
+        (SCATTERS, 6),
+        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "custom_ops"}, 6),
+        ({**SCATTERS, "bucket_reduce_scatters_bucket_mode": "coalesced"}, 6),
     ],
     chained: [(options, 9) for options in (ALL_REDUCES, GATHERS, SCATTERS, EVERYTHING)],
     written: [({}, 6), (ALL_REDUCES, 5), (GATHERS, 5), (SCATTERS, 5), (EVERYTHING, 3)],
