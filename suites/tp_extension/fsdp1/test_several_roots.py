@@ -264,11 +264,11 @@ def test_nested_blocks(world: World, error: bool) -> None:
                 number, kind = left[0]
                 model = models[number]
                 raises = error and kind is None  # an error leaves the type of state dicts
-                with pytest.raises(KeyError) if raises else contextlib.nullcontext():
-                    with model.no_sync() if kind is None else fsdp.state_dict_type(model, kind):
-                        enter([*entered, left[0]], left[1:])
-                        if raises:
-                            raise KeyError
+                block = model.no_sync() if kind is None else fsdp.state_dict_type(model, kind)
+                with pytest.raises(KeyError) if raises else contextlib.nullcontext(), block:
+                    enter([*entered, left[0]], left[1:])
+                    if raises:
+                        raise KeyError
                 check(entered)
 
         for one, other in pairs:

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @requirement(
     "TP-PLAN-9410",
-    "Optimizers that are copied with their parallel modules take the steps of the copies, which keep no original alive.",
+    "Optimizers copied with their parallel modules take the steps of the copies, which keep no original alive.",
     source="torch.distributed.tensor.parallel.parallelize_module; torch.optim.Optimizer: __getstate__, __setstate__; "
     "copy.deepcopy: memo",
 )
