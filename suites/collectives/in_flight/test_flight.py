@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -411,3 +412,39 @@ def test_recorded_names(world: World) -> None:
         assert named(nested) == order
 
     world.run(body)
+
+
+@requirement(
+    "COLL-PROFILE-9406",
+    "A record_comm block in one thread names the collectives of that thread, until it ends, and those of no other.",
+    source="torch.distributed.record_comm: 'all c10d collectives issued within this context'; contextlib",
+)
+@pytest.mark.needs(torch="torch.distributed.record_comm")
+@spmd(2)
+def test_recorded_names_of_threads(rank: Rank) -> None:
+    """A thread and the main one enter and leave their blocks in both orders, and add after each step."""
+    one = torch.ones(1, device=rank.device)
+
+    def named() -> list[str]:
+        """Return those of the test's names that are in a profile of a sum."""
+        with torch.autograd.profiler.profile(use_kineto=False) as profile:
+            dist.all_reduce(one)
+        return [event.name for event in profile.function_events if event.name in run]
+
+    with ThreadPoolExecutor(1) as thread:
+        run: dict[str, Callable[[Callable[[], Any]], Any]] = {
+            "main": lambda call: call(),
+            "thread": lambda call: thread.submit(call).result(),
+        }
+        orders = list(permutations(run))
+        for begins, ends in product(orders, orders):
+            blocks = {name: dist.record_comm(name) for name in run}
+            entered: list[str] = []
+            for name in begins:
+                run[name](blocks[name].__enter__)
+                entered.append(name)
+                assert [run[each](named) for each in run] == [[each] * (each in entered) for each in run], (name, ends)
+            for name in ends:
+                run[name](partial(blocks[name].__exit__, None, None, None))
+                entered.remove(name)
+                assert [run[each](named) for each in run] == [[each] * (each in entered) for each in run], (name, ends)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -273,6 +275,65 @@ def test_copies(world: World) -> None:
                 assert average(x).tolist() == right, what
             assert counter.graphs > 0 or kind is nn.Linear, what
             assert counter.graphs <= before + 1, what
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-COPY-9414",
+    "A copy of a compiled parallel or replicated module has gradients of its own, and keeps no original alive.",
+    source="torch.compile; torch.nn.Module: compile, __getstate__; copy.deepcopy; "
+    "torch.distributed.tensor.parallel.parallelize_module; torch.nn.parallel.DistributedDataParallel: __getstate__",
+)
+@pytest.mark.parametrize(
+    ("stack", "way", "called"),
+    [("parallel", by_itself, True), ("parallel", by_function, False), ("replicated", by_function, True)],
+)
+@pytest.mark.world(2)
+def test_copies_of_managed(world: World, stack: str, way: Callable[..., Any], called: bool) -> None:
+    """Copy it before or after its first step, change the parameters of all, and call them in turn."""
+
+    def body(rank: Rank) -> None:
+        x = torch.ones(1, 2, device=rank.device) * (1 if stack == "parallel" else 1 + rank.index)
+        scale = 1.0 if stack == "parallel" else 1.5
+
+        def check(model: Any, weight: float, what: Any) -> None:
+            model.zero_grad()
+            output = model(x)
+            assert output.tolist() == (x * weight * 4 * weight).tolist(), what
+            output.sum().backward()
+            for parameter in model.parameters():
+                gradient = parameter.grad
+                gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+                assert gradient.tolist() == [[2 * weight * scale] * 2] * 2, what
+
+        torch.compiler.reset()
+        counter = dynamo.GraphCounter("eager")
+        model: Any = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(2))).to(rank.device)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+        if stack == "parallel":
+            parallelize_module(model, rank.mesh(), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        else:
+            model = DistributedDataParallel(model)
+        model = way(model, backend=counter)
+        if called:
+            check(model, 1.0, called)
+        models = [model, copy.deepcopy(model)]
+        models.append(copy.deepcopy(models[1]))
+        with torch.no_grad():
+            for number, each in enumerate(models, 1):
+                for parameter in each.parameters():
+                    parameter.fill_(number)
+        for number in (3, 1, 2):
+            check(models[number - 1], number, (called, number))
+        first = [weakref.ref(each) for each in (model, next(model.parameters()))]
+        del models[0], model, each, parameter
+        torch.compiler.reset()
+        gc.collect()
+        assert [each() for each in first] == [None, None], called
+        check(models[0], 2, (called, "alone"))
 
     world.run(body)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -324,5 +327,91 @@ def test_first_calls(world: World) -> None:
                         x = torch.full((size,), rank.index + 1.0, device=rank.device)
                         assert call(x).tolist() == function(x).tolist(), kind
                     assert [backend.counts for backend in backends] == [(min(number, 1), number)] * 2, (kind, number)
+
+    world.run(body)
+
+
+STANCES_LEFT = ["default", "force_eager", "fail_on_recompile"]
+
+
+def one_more(x: torch.Tensor) -> torch.Tensor:
+    """Add one."""
+    return x + 1
+
+
+def ran(rank: Rank) -> str:
+    """Say what the stance lets new compiled code do, of which each call has some of its own."""
+    backend, new = Backend(), types.FunctionType(one_more.__code__.replace(), globals())
+    try:
+        assert torch.compile(new, backend=backend)(torch.ones(2, device=rank.device)).tolist() == [2.0, 2.0]
+    except RuntimeError:
+        return "fail_on_recompile"
+    return "default" if backend.runs else "force_eager"
+
+
+@requirement(
+    "DYN-STANCE-9404",
+    "A stance holds in its block or decorated function, and afterwards the one before it, also after an error.",
+    source=f"{SOURCE}: 'context manager', decorator",
+)
+@pytest.mark.parametrize("way", ["block", "decorator"])
+@pytest.mark.parametrize("error", [False, True], ids=["ended", "by an error"])
+@pytest.mark.world(2)
+def test_stances_within_stances(world: World, error: bool, way: str) -> None:
+    """Nest one stance in itself, or in another one within itself; compile new code in the innermost and after each."""
+
+    def body(rank: Rank) -> None:
+        def called(call: Callable[[], None]) -> None:
+            call()
+
+        decorated = {stance: torch.compiler.set_stance(stance)(called) for stance in STANCES_LEFT}  # type: ignore[arg-type]
+
+        def within(stance: Any, call: Callable[[], None]) -> None:
+            if way == "decorator":
+                decorated[stance](call)
+            else:
+                with torch.compiler.set_stance(stance):
+                    call()
+
+        def enter(stances: tuple[str, ...], *entered: str) -> None:
+            def inside() -> None:
+                if len(stances) == 1:
+                    assert ran(rank) == stances[0], entered
+                enter(stances[1:], *entered, stances[0])
+                if error:
+                    raise KeyError
+
+            if stances:
+                with pytest.raises(KeyError) if error else nullcontext():
+                    within(stances[0], inside)
+                assert ran(rank) == entered[-1], (entered, stances)
+
+        for one, other in itertools.product(STANCES_LEFT, repeat=2):
+            enter((one, other, one) if one != other else (one, one), "default")
+
+    world.run(body)
+
+
+@requirement(
+    "DYN-STANCE-9405",
+    "A stance object that is entered, be it again, holds in its block, and afterwards the stance before the block.",
+    source=f"{SOURCE}: 'context manager'",
+)
+@pytest.mark.parametrize("around", STANCES_LEFT[:1])
+@pytest.mark.world(2)
+def test_stances_made_before(world: World, around: Any) -> None:
+    """Make each object in the default stance and enter it twice; PyTorch puts back the stance in which it was made."""
+
+    def body(rank: Rank) -> None:
+        for stance in STANCES_LEFT:
+            torch.compiler.set_stance("default")
+            block = torch.compiler.set_stance(stance)  # type: ignore[arg-type]
+            torch.compiler.set_stance("default")
+            for _ in range(2):
+                with torch.compiler.set_stance(around):
+                    with block:
+                        assert ran(rank) == stance
+                    assert ran(rank) == around, f"after {stance}"
+                assert ran(rank) == "default"
 
     world.run(body)

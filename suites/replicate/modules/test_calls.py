@@ -278,6 +278,41 @@ def test_no_sync_of_one_model(world: World, how: str) -> None:
 
 
 @requirement(
+    "DDP-SYNC-9407",
+    "A model is without synchronization exactly as long as a no_sync block of it, in whatever order blocks nest.",
+    source="torch.nn.parallel.DistributedDataParallel: no_sync, 'within this context'",
+)
+@pytest.mark.parametrize("error", [False, True], ids=["ended", "by an error"])
+@pytest.mark.world(2)
+def test_no_sync_of_two_models(world: World, error: bool) -> None:
+    """Nest blocks of two models in every order, up to three, and go backward before and after each begin and end."""
+
+    def body(rank: Rank) -> None:
+        models = [DistributedDataParallel(layer().to(rank.device)) for _ in range(2)]
+        x = torch.full((1, 2), 1.0 + rank.index, device=rank.device)
+
+        def check(*entered: int) -> None:
+            for number, model in enumerate(models):
+                model(x).sum().backward()
+                right = 1.0 + rank.index if number in entered else 1.5
+                assert float(model.module.weight.grad[0, 0]) == right, (number, entered)
+                model.zero_grad()
+
+        def enter(*entered: int) -> None:
+            check(*entered)
+            for number in range(2) if len(entered) < 3 else ():
+                with pytest.raises(KeyError) if error else contextlib.nullcontext(), models[number].no_sync():
+                    enter(*entered, number)
+                    if error:
+                        raise KeyError
+                check(*entered)
+
+        enter()
+
+    world.run(body)
+
+
+@requirement(
     "REPL-CALL-03",
     "A forward without gradients, between a forward and its backward, has no effect.",
     source=SOURCE,

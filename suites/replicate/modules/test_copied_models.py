@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,3 +86,52 @@ def test_options(world: World, option: str) -> None:
 
     right = {rank: [[4.0 * (1 + rank)] * 2] * 2 if option == "hook" else [[1.5, 1.5]] * 2 for rank in range(2)}
     assert_on_ranks([right[0], right[1]], world.run(body))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda given: torch.optim.SGD(given, lr=0.5, momentum=0.5),
+    "Adam": lambda given: torch.optim.Adam(given, lr=0.5),
+    "AdamW": lambda given: torch.optim.AdamW(given, lr=0.5, amsgrad=True),
+}
+
+
+@requirement(
+    "DDP-COPY-9409",
+    "Optimizers that are copied with their DDP modules take the steps of the copies, which keep no original alive.",
+    source=f"{SOURCE}; torch.optim.Optimizer: __getstate__, __setstate__; copy.deepcopy: memo",
+)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+@pytest.mark.world(2)
+def test_copied_with_optimizers(world: World, way: str, kind: str) -> None:
+    """Copy a model with its optimizer and schedule before or after steps, train both in turn, and drop the original."""
+    copied: Any = copy.deepcopy if way == "deepcopy" else lambda both: pickle.loads(pickle.dumps(both))
+
+    def body(rank: Rank) -> None:
+        def step(pair: Any) -> list[float]:
+            model, optimizer, schedule = pair
+            gradients(rank, model)
+            optimizer.step()
+            schedule.step()
+            return [float(p) for p in model.parameters()]
+
+        for trained in False, True:
+            runs = []  # of the original alone, of the original beside a copy, and of the copy
+            for copies in (False, True):
+                model: Any = DistributedDataParallel(layers(rank))
+                optimizer = OPTIMIZERS[kind](model.parameters())
+                pair: Any = (model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+                before = [step(pair) for _ in range(2 * trained)]
+                other: Any = copied(pair) if copies else None
+                runs.append([*before, *(step(pair) for _ in range(2))])
+                if copies:
+                    runs.append([*before, *(step(other) for _ in range(2))])
+                    assert other[1].param_groups[0]["params"][0] is other[0].module[0].weight
+                    first = [weakref.ref(each) for each in (model, model.module, model.module[0].weight, optimizer)]
+                    del model, optimizer, pair
+                    gc.collect()
+                    assert [each() for each in first] == [None] * 4, trained
+                    assert step(other) != runs[-1][-1], trained
+            assert runs[0] == runs[1] == runs[2], trained
+
+    world.run(body)

@@ -226,3 +226,52 @@ def test_no_sync_of_one_root(world: World, strategy: ShardingStrategy) -> None:
                     model.zero_grad()
 
     world.run(body)
+
+
+@requirement(
+    "TP-SYNC-9408",
+    "A no_sync or state_dict_type block of an FSDP module lasts to its own end, in whatever order blocks nest.",
+    source=f"{SOURCE}: no_sync, state_dict_type: 'context manager'",
+)
+@pytest.mark.parametrize("error", [False, True], ids=["ended", "by an error"])
+@pytest.mark.world(2)
+def test_nested_blocks(world: World, error: bool) -> None:
+    """Nest a block in one of another kind or model, and that in the first again; ask and go backward around each."""
+    full, sharded = StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT
+    first, second, waits = (0, full), (0, sharded), (0, None)
+    pairs: list[Any] = [(first, second), (first, waits), (waits, first), (waits, (1, None)), (waits, waits)]
+    pairs += [(first, (1, sharded))]
+
+    def body(rank: Rank) -> None:
+        fsdp = FullyShardedDataParallel
+        models = [nested(rank, use_orig_params=original) for original in (True, False)]
+        default = fsdp.get_state_dict_type(models[0]).state_dict_type
+
+        def check(entered: list[tuple[int, Any]]) -> None:
+            for number, model in enumerate(models):
+                types = [kind for other, kind in entered if other == number and kind is not None]
+                right = types[-1] if types else default
+                found = [fsdp.get_state_dict_type(each).state_dict_type for each in fsdp.fsdp_modules(model)]
+                assert found == [right] * len(found), (number, entered)
+                model(inputs(rank)).sum().backward()
+                factor = 1.0 + rank.index if (number, None) in entered else 1.5
+                assert own(model) == {3.0 * factor, 5.0 * factor}, (number, entered, own(model))
+                model.zero_grad()
+
+        def enter(entered: list[tuple[int, Any]], left: list[tuple[int, Any]]) -> None:
+            check(entered)
+            if left:
+                number, kind = left[0]
+                model = models[number]
+                raises = error and kind is None  # an error leaves the type of state dicts
+                block = model.no_sync() if kind is None else fsdp.state_dict_type(model, kind)
+                with pytest.raises(KeyError) if raises else contextlib.nullcontext(), block:
+                    enter([*entered, left[0]], left[1:])
+                    if raises:
+                        raise KeyError
+                check(entered)
+
+        for one, other in pairs:
+            enter([], [one, other, one])
+
+    world.run(body)
