@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import update_bn
 
 from harness import Rank, World, assert_on_ranks, requirement
+from harness.stacks import replicate
+from harness.stacks.replicate import HookLocation
 from harness.stacks.training import launched, since
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: forward_sync_buffers"
@@ -430,3 +432,117 @@ def test_layouts(world: World, when: str, request: pytest.FixtureRequest) -> Non
         ]
 
     assert_on_ranks([[]] * 2, world.run(body))
+
+
+Register = Callable[[Any, torch.Tensor, bool], None]
+
+
+def again(module: Any, tensor: torch.Tensor, persistent: bool) -> None:
+    """Register a buffer, and then once more with the other persistence."""
+    module.register_buffer("again", tensor.clone(), persistent=not persistent)
+    module.register_buffer("again", tensor, persistent=persistent)
+
+
+def shared(module: Any, tensor: torch.Tensor, persistent: bool) -> None:
+    """Register one tensor in two modules, of which the second keeps it in the other way."""
+    module.child.register_buffer("shared", tensor, persistent=persistent)
+    module.several[0].register_buffer("other", tensor, persistent=not persistent)
+
+
+PLACES: dict[str, Register] = {
+    "own": lambda module, tensor, kept: module.register_buffer("own", tensor, persistent=kept),
+    "of class Buffer": lambda module, tensor, kept: setattr(module, "set", nn.Buffer(tensor, persistent=kept)),
+    "of a child": lambda module, tensor, kept: module.child.register_buffer("own", tensor, persistent=kept),
+    "deeper": lambda module, tensor, kept: module.child.inner.register_buffer("own", tensor, persistent=kept),
+    "in a list": lambda module, tensor, kept: module.several[1].register_buffer("own", tensor, persistent=kept),
+    "again": again,
+    "shared": shared,
+    "later": lambda module, tensor, kept: module.child.register_buffer("later", tensor, persistent=kept),
+}
+"""Where a module has buffers."""
+
+
+class Placed(nn.Module):
+    """A parameter, and modules for buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.child, self.several = nn.Module(), nn.ModuleList(nn.Module() for _ in range(2))
+        self.child.inner = nn.Module()
+        self.register_buffer("none", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply float[1] by the parameter."""
+        return self.weight * x
+
+
+def from_rank_0(_: Any, buffers: dict[str, torch.Tensor]) -> None:
+    """Broadcast the buffers in a hook."""
+    for buffer in buffers.values():
+        dist.broadcast(buffer, 0)
+
+
+@requirement(
+    "DDP-BUF-9090",
+    "Each synchronization of buffers covers those of every part of a module, persistent or not.",
+    source=f"{SOURCE}; torch.nn.Module.register_buffer: persistent",
+)
+@pytest.mark.parametrize("when", [*WHEN, "before", "after"])
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "transient"])
+@pytest.mark.world(2)
+def test_all_buffers(world: World, persistent: bool, when: str, request: pytest.FixtureRequest) -> None:
+    """Ranks fill buffers in every place with other values, before DDP is made, before each forward or in a join."""
+    if when == "joined":
+        request.getfixturevalue("with_buckets")
+
+    def body(rank: Rank) -> None:
+        module = Placed().to(rank.device)
+        buffers = {place: torch.zeros(2, device=rank.device) for place in PLACES}
+
+        def add(place: str) -> None:
+            PLACES[place](module, buffers[place], persistent)
+
+        def fill(number: int) -> None:
+            for i, buffer in enumerate(buffers.values()):
+                buffer.copy_(torch.tensor([10.0 * number + rank.index, i]))
+
+        def check(number: int, source: int) -> None:
+            found = {place: buffer.tolist() for place, buffer in buffers.items()}
+            assert found == {place: [10.0 * number + source, i] for i, place in enumerate(buffers)}, number
+
+        later = buffers.pop("later")
+        for place in buffers:
+            add(place)
+        fill(0)
+        model: Any = DistributedDataParallel(module)
+        check(0, 0)
+        x = torch.ones(1, device=rank.device)
+        if when in ("before", "after"):
+            where = HookLocation.PRE_FORWARD if when == "before" else HookLocation.POST_FORWARD
+            replicate.register_buffer_hook(model, None, from_rank_0, where)
+        if when != "made":
+            buffers["later"] = later
+            add("later")
+        if when in ("training", "before", "after"):
+            for number in range(1, 4):
+                fill(number)
+                model(x).sum().backward()
+                check(number, 0)
+        elif when == "evaluation":
+            with torch.no_grad():
+                fill(1)
+                model.eval()(x)
+                check(1, 0)
+        elif when == "joined":
+            with model.join():
+                for number in range(1, 3 + rank.index):
+                    fill(number)
+                    model(x).sum().backward()
+                    check(number, 1)  # the last of the ranks that still have a batch
+            check(3, 1)
+        saved = {name.removeprefix("module.") for name in model.state_dict()}
+        for name, _ in module.named_buffers(remove_duplicate=False):
+            assert (name in saved) == (persistent != (name == "several.0.other")), name
+
+    world.run(body)

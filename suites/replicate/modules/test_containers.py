@@ -17,6 +17,7 @@ from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: forward"
+STATIC = pytest.mark.needs(features=["static_graph"])
 
 
 class Pair(NamedTuple):
@@ -234,3 +235,177 @@ def test_static_outputs(world: World, how: str, container: str) -> None:
         return gradients
 
     assert_on_ranks([[[1.5, 3.0]] * 3] * 2, world.run(body))
+
+
+def parts(of: Any) -> list[Any]:
+    """Return an object, and those in it at any depth."""
+    inner: Any = ()
+    if isinstance(of, dict | UserDict):
+        inner = of.values()
+    elif dataclasses.is_dataclass(of) or isinstance(of, SimpleNamespace):
+        inner = vars(of).values()
+    elif isinstance(of, list | tuple | deque | set):
+        inner = of
+    return [of, *(part for each in inner for part in parts(each))]
+
+
+def write(given: list[Any]) -> list[Any]:
+    """Write into each object that can be changed, and return what is to be found there."""
+    for each in given:
+        if isinstance(each, list | deque):
+            each.append("written")
+        elif isinstance(each, dict | UserDict):
+            each["written"] = "written"
+        elif isinstance(each, set):
+            each.add("written")
+        elif isinstance(each, Record | SimpleNamespace):
+            each.written = "written"  # type: ignore[union-attr]
+        elif isinstance(each, torch.Tensor) and not each.requires_grad:
+            each.fill_(5.0)
+    return [shape_of(each) for each in given]
+
+
+class Takes(nn.Module):
+    """A weight times a number, and a note of the other inputs, into which it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("buffer", torch.ones(1))
+        self.given: list[Any] = []
+
+    def forward(self, x: torch.Tensor, *others: Any, named: Any = None) -> torch.Tensor:
+        """Multiply float[1] by the weight."""
+        self.given = [part for each in (*others, named) for part in parts(each)]
+        self.written = write(self.given)
+        return self.weight * x
+
+
+@requirement(
+    "REPL-CALL-9092",
+    "Without device_ids, the forward gets the very objects that the replicated module was called with, so what it "
+    "writes into them stays.",
+    source="torch.nn.parallel.DistributedDataParallel: device_ids, forward",
+)
+@pytest.mark.parametrize("options", [*OPTIONS][:2] + [pytest.param("static", marks=STATIC)])
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_inputs(world: World, how: str, options: str) -> None:
+    """Give each container by position, by name, or within another one; train with synchronization or not, evaluate."""
+
+    def body(rank: Rank) -> None:
+        module = Takes().to(rank.device)
+        model: Any = replicate.replicate(module, **OPTIONS[options]) if how == "replicate" else None
+        model = model or DistributedDataParallel(module, **OPTIONS[options])
+        x = torch.full((1,), 1.0 + rank.index, device=rank.device)
+        for number, (name, make) in enumerate({**MAKES, **HIDDEN}.items()):
+            for call, (synced, training) in enumerate(((True, True), (False, True), (True, False))):
+                floats = [torch.full((1,), 2.0, device=rank.device, requires_grad=i == number % 2) for i in range(2)]
+                given = make(*floats) if call else [make(*floats), (make(*floats), {"inner": None})]
+                named = make(*floats) if call == 1 else {"named": make(*floats)}
+                held = [*parts(given), *parts(named)]
+                if how == "DDP":
+                    model.require_backward_grad_sync = synced
+                else:
+                    model.set_requires_gradient_sync(synced)
+                with torch.set_grad_enabled(training):
+                    output = model(x, given, named=named)
+                assert len(module.given) == len(held), (name, call)
+                assert all(found is part for found, part in zip(module.given, held, strict=True)), (name, call)
+                assert [shape_of(part) for part in held] == module.written, (name, call)
+                if training:
+                    output.sum().backward()
+                    assert module.weight.grad.tolist() == [1.5 if synced else 1.0 + rank.index], (name, call)  # type: ignore[union-attr]
+                    model.zero_grad()
+            module.given, module.written = [], []
+
+    world.run(body)
+
+
+class Leaves(nn.Module):
+    """A module that returns tensors without a graph, alone or beside an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.child = nn.Linear(1, 2, bias=False)
+        self.register_buffer("buffer", torch.ones(2))
+        self.made: Any = None
+
+    def forward(self, x: torch.Tensor, given: list[Any], pack: Callable[[Any, Any], Any]) -> Any:
+        """Multiply float[2] by the weights, and pack the product with what is returned as it is."""
+        y = self.weight * x + self.child(x[:1]) * x
+        made = {
+            "parameter": self.weight,
+            "frozen": self.frozen,
+            "of a child": self.child.weight,
+            "buffer": self.buffer,
+            "inputs": [*given],
+            "detached": y.detach(),
+            "numbers": torch.arange(2, device=x.device),
+            "again": self.weight,
+            "none": None,
+            "module": self.child,
+            "text": "text",
+        }
+        self.made = made
+        return pack(y, made)
+
+
+PACKS: dict[str, Callable[[Any, Any], Any]] = {
+    "tuple": lambda y, made: (y, *made.values()),
+    "dict": lambda y, made: {"y": y, **made},
+    "list": lambda y, made: [y, [made]],
+    "named": lambda y, made: Pair(y, made),
+}
+"""How an output and tensors without a graph are returned."""
+
+
+@requirement(
+    "REPL-CALL-9093",
+    "Among outputs, whatever has no graph of its own, such as a parameter, buffer or input, is the object that the "
+    "module returned, under every option.",
+    source="torch.nn.parallel.DistributedDataParallel: find_unused_parameters, static_graph; pytorch/pytorch#60733",
+)
+@pytest.mark.parametrize("options", [*OPTIONS][:2] + [pytest.param("static", marks=STATIC)])
+@pytest.mark.parametrize("how", ["DDP", "replicate"])
+@pytest.mark.world(2)
+def test_outputs_without_a_graph(world: World, how: str, options: str) -> None:
+    """Return them in each container, train with synchronization or not, evaluate, and change them."""
+
+    def body(rank: Rank) -> None:
+        for name, pack in PACKS.items():
+            module = Leaves().to(rank.device)
+            model: Any = replicate.replicate(module, **OPTIONS[options]) if how == "replicate" else None
+            model = model or DistributedDataParallel(module, **OPTIONS[options])
+            x = torch.full((2,), 1.0 + rank.index, device=rank.device)
+            given = [torch.ones(2, device=rank.device, requires_grad=i == 0) for i in range(2)]
+            for number, (synced, training) in enumerate(((True, True), (True, False), (False, True), (True, True))):
+                if how == "DDP":
+                    model.require_backward_grad_sync = synced
+                else:
+                    model.set_requires_gradient_sync(synced)
+                with torch.set_grad_enabled(training):
+                    output = model(x, given, pack)
+                right = parts(pack(None, module.made))
+                found = parts(output)
+                assert len(found) == len(right), (name, number)
+                for one, other in zip(found, right, strict=True):
+                    if other is not None and not isinstance(other, dict | list | tuple):
+                        assert one is other, (name, number)
+                if not training:
+                    continue
+                output_of = next(each for each in found if isinstance(each, torch.Tensor))
+                weight = next(each for each in found if each is module.weight)
+                (output_of.sum() + 2 * rank.index * weight.sum()).backward()
+                mean = 2.5 if synced else 1.0 + 3 * rank.index
+                assert module.weight.grad.tolist() == [mean] * 2, (name, number)  # type: ignore[union-attr]
+                model.zero_grad()
+                with torch.no_grad():
+                    for one in found:
+                        if isinstance(one, torch.Tensor) and one is not output_of and one.is_floating_point():
+                            one.fill_(2.0 + number)
+                assert [p.tolist() for p in (module.weight, module.frozen)] == [[2.0 + number] * 2] * 2, (name, number)
+
+    world.run(body)

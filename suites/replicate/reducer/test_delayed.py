@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +19,18 @@ from suites.replicate.reducer.test_buckets import of, sent
 
 SOURCE = "torch.nn.parallel.DistributedDataParallel: delay_all_reduce_named_params, param_to_hook_all_reduce"
 pytestmark = pytest.mark.usefixtures("with_buckets")
+
+
+class Times(nn.Module):
+    """A parameter of ones that multiplies its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply float[2]."""
+        return x * self.weight
 
 
 @requirement(
@@ -59,6 +73,53 @@ def test_delayed(world: World, delayed: list[str]) -> None:
             if number != 1:
                 module.zero_grad(set_to_none=number == 0)
                 added = 0
+
+    world.run(body)
+
+
+CLEAR: dict[str, Callable[[nn.Parameter], Any]] = {
+    "none": lambda parameter: setattr(parameter, "grad", None),
+    "zero": lambda parameter: parameter.grad.zero_(),  # type: ignore[union-attr]
+}
+"""Ways to clear a gradient."""
+SUBSETS = [subset for n in range(5) for subset in itertools.combinations(range(4), n)]
+"""Which of four parameters are cleared; of two, both can follow each other."""
+
+
+@requirement(
+    "DDP-DELAY-9091",
+    "The gradient of a delayed parameter adds up over steps until it is cleared, to None or to zero, whichever of the "
+    "others are cleared with it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("evaluated", [False, True], ids=["training", "evaluated"])
+@pytest.mark.parametrize("how", [*CLEAR, "both"])
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
+def test_cleared_in_part(world: World, how: str, evaluated: bool) -> None:
+    """Of a hooked parameter and three delayed ones, clear any after each step; forwards without gradients between."""
+
+    def body(rank: Rank) -> None:
+        module = nn.Sequential(*(Times() for _ in range(4))).to(rank.device)
+        model: Any = DistributedDataParallel(
+            module,
+            delay_all_reduce_named_params=[(f"{i}.weight", module[i].weight) for i in range(1, 4)],
+            param_to_hook_all_reduce=module[0].weight,
+        )
+        right = [0.0] * 4
+        for number, subset in enumerate([*SUBSETS, *SUBSETS[::-1]]):
+            x = torch.full((2,), 2.0 * (1 + rank.index), device=rank.device)
+            with waited():
+                model(x).sum().backward()
+            right = [value + 3.0 for value in right]
+            assert [p.grad.tolist() for p in module.parameters()] == [[value] * 2 for value in right], (number, subset)
+            for i in subset:
+                CLEAR[how if how != "both" else list(CLEAR)[(i + number) % 2]](module[i].weight)
+                right[i] = 0.0
+            if evaluated:
+                with torch.no_grad():
+                    model(x)
+                found = [p.grad.tolist() if p.grad is not None else [0.0] * 2 for p in module.parameters()]
+                assert found == [[value] * 2 for value in right], (number, subset)
 
     world.run(body)
 
