@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.delayed import waited
 from fixtures.layers import layer
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import messages
 from suites.replicate.reducer.test_buckets import of, sent
 
@@ -122,6 +122,42 @@ def test_cleared_in_part(world: World, how: str, evaluated: bool) -> None:
                 assert found == [[value] * 2 for value in right], (number, subset)
 
     world.run(body)
+
+
+@requirement(
+    "DDP-DELAY-9340",
+    "The gradients of delayed parameters are averaged, whether they are cleared before the forward or after it.",
+    source=SOURCE,
+)
+@pytest.mark.parametrize("how", CLEAR)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("which", [range(1), range(3)], ids=["hooked", "all"])
+@pytest.mark.world(2, keeps="DDP with delayed gradients: the finding ddp_delayed_memory")
+def test_cleared_before_backward(world: World, which: range, when: str, how: str) -> None:
+    """Clear the hooked gradient alone, or all three, in the second step and in the third one."""
+
+    def body(rank: Rank) -> list[list[float]]:
+        module = nn.Sequential(*(Times() for _ in range(3))).to(rank.device)
+        model: Any = DistributedDataParallel(
+            module,
+            delay_all_reduce_named_params=[(f"{i}.weight", module[i].weight) for i in (1, 2)],
+            param_to_hook_all_reduce=module[0].weight,
+        )
+        x = torch.full((2,), 2.0 * (1 + rank.index), device=rank.device)
+        with waited():
+            model(x).sum().backward()
+        found = []
+        for _ in range(2):
+            output = None if when == "before" else model(x)
+            for i in which:
+                CLEAR[how](module[i].weight)
+            with waited():
+                (model(x) if output is None else output).sum().backward()
+            found.append([float(p.grad[0]) for p in module.parameters()])
+        return found
+
+    right = [[3.0 if i in which else 3.0 * steps for i in range(3)] for steps in (2, 3)]
+    assert_on_ranks([right] * 2, world.run(body))
 
 
 @requirement(

@@ -6,16 +6,18 @@ import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from fixtures.containers import CONTAINERS
 from fixtures.managed import ways
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 from harness.stacks.limit import runs_with
 
@@ -170,3 +172,79 @@ def test_arrive(world: World) -> None:
                 assert described((model.given, model.named)) == right, f"{way}: {given}, {named}"
 
     world.run(body)
+
+
+class Notes(nn.Module):
+    """A weight, and a note of its product in what the module is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, given: Any, named: Any, detached: bool) -> torch.Tensor:
+        """Multiply a row of floats by the weight."""
+        y = self.weight * x
+        for notes in (given, named):
+            noted = y.detach() if detached else y
+            if isinstance(notes, list):
+                notes.append(noted)
+            else:
+                table = notes if isinstance(notes, dict) else vars(notes)
+                table[str(len(table))] = noted
+        return y
+
+
+class Noted(nn.Module):
+    """Layers that are given the same two containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Notes() for _ in range(3))
+        self.counts: list[int] = []
+
+    def forward(self, x: torch.Tensor, container: type, detached: bool = False) -> torch.Tensor:
+        """Give one container by position, and one by name, and count what is in them."""
+        given, named = container(), container()
+        for layer in self.layers:
+            x = layer(x, given, named=named, detached=detached)
+        self.counts = [len(each if hasattr(each, "__len__") else vars(each)) for each in (given, named)]
+        return x
+
+
+KINDS: dict[str, dict[str, tuple[bool, bool]]] = {
+    "plain": {"trained": (True, False)},
+    "without-gradients": {"trained": (True, True), "evaluated": (False, False)},
+    "cast": {"trained": (True, False), "detached": (True, True), "evaluated": (False, False)},
+}
+"""Whether a model is trained, and whether its notes are detached, by the kind of its management."""
+
+
+@requirement(
+    "RFSDP-IN-9341",
+    "What a managed module puts into a list, dict or other object that it is given is there after its forward.",
+    source="torch.distributed.fsdp.fully_shard: 'forward'; torch.distributed.fsdp.MixedPrecisionPolicy: "
+    "cast_forward_inputs; huggingface/transformers#45663",
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("container", [list, dict, SimpleNamespace], ids=["list", "dict", "namespace"])
+@pytest.mark.world(2)
+def test_notes(world: World, container: type, kind: str) -> None:
+    """Three layers in a model put their results into containers of the model; train, and evaluate."""
+    options = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if kind == "cast" else {}
+
+    def body(rank: Rank) -> dict[str, list[int]]:
+        found = {}
+        for way, managed in ways(rank).items():
+            model: Any = Noted().to(rank.device)
+            for part in (*model.layers, model):
+                managed(part, **options)
+            for how, (training, detached) in KINDS[kind].items():
+                with torch.set_grad_enabled(training):
+                    output = model(torch.ones(1, device=rank.device), container, detached)
+                if training:
+                    output.sum().backward()
+                found[f"{way}, {how}"] = model.counts
+        return found
+
+    whole = {f"{way}, {how}": [3, 3] for way in ("replicated", "sharded", "hybrid") for how in KINDS[kind]}
+    assert_on_ranks([whole] * 2, world.run(body))

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 
 from fixtures.states import assert_equal, copied, whole
-from harness import Rank, World, requirement
+from harness import Rank, World, assert_on_ranks, requirement
 from harness.stacks import replicate_fsdp
 
 STACKS: dict[str, Callable[[nn.Module, Rank], Any]] = {
@@ -91,3 +91,37 @@ def test_unsharded(world: World, of: str, before: str) -> None:
         assert not wrong, "; ".join(wrong)
 
     world.run(body)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5),
+    "counted": lambda parameters: torch.optim.Adam(parameters, lr=0.5),
+}
+"""Optimizers whose states have tensors of each parameter's shape, and another one, which counts steps."""
+
+
+@requirement(
+    "RFSDP-DICT-9344",
+    "The full state of a sharded model's optimizer is wholly of the step at which it was got, whatever steps follow.",
+    source="torch.distributed.checkpoint.state_dict.StateDictOptions: full_state_dict, cpu_offload: 'gathered'",
+)
+@pytest.mark.parametrize("offloaded", [False, True], ids=["there", "offloaded"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.world(2)
+def test_full_states_kept(world: World, optimizer: str, offloaded: bool) -> None:
+    """Get the state after a step of a linear layer, and take another step."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=offloaded)
+
+    def body(rank: Rank) -> dict[str, list[float]]:
+        model: Any = fully_shard(nn.Linear(2, 4, bias=False).to(rank.device), mesh=rank.mesh())
+        steps = OPTIMIZERS[optimizer](model.parameters())
+        kept: list[dict[str, torch.Tensor]] = []
+        for _ in range(2):
+            model(torch.ones(1, 2, device=rank.device)).sum().backward()
+            steps.step()
+            state = get_optimizer_state_dict(model, steps, options=options).get("state", {}).get("weight", {})
+            kept = kept or [state, copied(state)]
+        names = [name for name, value in kept[1].items() if not torch.equal(value, kept[0][name])]
+        return {name: [float(each[name].flatten()[0]) for each in kept] for name in names}
+
+    assert_on_ranks([{}] * 2, world.run(body))

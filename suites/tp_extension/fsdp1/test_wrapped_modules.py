@@ -520,3 +520,34 @@ def test_some_gradients_reset(world: World, by: str) -> None:
         return wrong
 
     assert_on_ranks([[]] * world.size, world.run(body))
+
+
+@requirement(
+    "TP-ORIG-9342",
+    "With use_orig_params=True, a gradient that a script keeps has its values after its parameter gets none or another "
+    "one.",
+    source=f"{SOURCE}: use_orig_params; torch.Tensor.grad",
+)
+@pytest.mark.parametrize("value", [None, 8.0], ids=["removed", "replaced"])
+@pytest.mark.parametrize("chosen", [[1], [0, 1, 2]], ids=["one", "all"])
+@pytest.mark.world(2)
+def test_kept_gradients(world: World, chosen: list[int], value: float | None) -> None:
+    """Remove or replace the gradients of some of three weights or of all, keep them, and run a forward."""
+
+    def body(rank: Rank) -> dict[str, list[list[float]]]:
+        x, found = torch.ones(1, device=rank.device), {}
+        for strategy in STRATEGIES:
+            model = wrapped(rank, Several(), sharding_strategy=strategy, use_orig_params=True)
+            model(x).sum().backward()
+            kept = []
+            for p in [[*model.parameters()][i] for i in chosen]:
+                if p.grad is not None:
+                    kept.append((p.grad, p.grad.clone()))
+                    p.grad = None if value is None else torch.full_like(p, value)
+            model(x)
+            changed = [gradient.tolist() for gradient, before in kept if not torch.equal(gradient, before)]
+            if changed:
+                found[strategy.name] = changed
+        return found
+
+    assert_on_ranks([{}] * 2, world.run(body))

@@ -194,6 +194,14 @@ def test_shapes_of_products(world: World, kind: str) -> None:
 
 INFINITE, NAN = float("inf"), float("nan")
 PENDING: dict[str, dict[str, tuple[str, Operator, list[list[float]]]]] = {
+    "infinite": {
+        "infinite multiple": ("sum", lambda x: x * INFINITE, [[4.0, -2.0], [2.0, 4.0]]),
+        "quotient by zero": ("sum", lambda x: x / 0.0, [[4.0, -2.0], [2.0, 4.0]]),
+    },
+    "finite": {
+        "multiple": ("sum", lambda x: x * 2.0, [[4.0, -2.0], [2.0, 4.0]]),
+        "infinite multiple of the maximum": ("max", lambda x: x * INFINITE, [[4.0, -2.0], [2.0, 4.0]]),
+    },
     "reduced": {
         "nansum": ("sum", torch.nansum, [[NAN, 1.0], [2.0, 3.0]]),
         "norm inf": ("max", lambda x: torch.linalg.vector_norm(x, INFINITE), [[-5.0, 1.0], [1.0, -7.0]]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -265,3 +266,48 @@ def test_explicit_redistribution(world: World) -> None:
         free(multiply, x @ y)
 
     world.run(body)
+
+
+NESTED: dict[str, list[int]] = {
+    "after itself": [0],
+    "in another": [1, 0],
+    "in itself": [0, 0],
+    "around another": [0, 1, 0],
+}
+"""Which of two contexts are entered within each other, by the way in which the first is entered again."""
+
+
+@requirement(
+    "TP-RULE-9343",
+    "After the blocks of an ExplicitRedistributionContext, operators redistribute their inputs as before, also where "
+    "one object was entered several times.",
+    source="torch/distributed/tensor/_utils.py: ExplicitRedistributionContext: 'Can be used nested'",
+)
+@pytest.mark.parametrize("again", NESTED)
+@pytest.mark.world(2)
+def test_explicit_redistribution_again(world: World, again: str) -> None:
+    """Enter an object twice, and multiply in the blocks and after them, in a thread, which has settings of its own."""
+
+    def body(rank: Rank) -> list[str]:
+        rows = placed(numbers(4, 4).to(rank.device), rank, ROWS)
+        contexts = [ExplicitRedistributionContext() for _ in range(2)]
+
+        def multiplied() -> str:
+            try:
+                return str((rows @ rows).shape)
+            except RuntimeError as e:
+                return str(e)
+
+        def enter(order: list[int]) -> list[str]:
+            if not order:
+                return [multiplied()]
+            with contexts[order[0]]:
+                return [*enter(order[1:]), multiplied()]
+
+        with ThreadPoolExecutor(1) as pool:
+            inside = [*pool.submit(enter, NESTED[again]).result(), *pool.submit(enter, NESTED[again]).result()]
+            after = pool.submit(multiplied).result()
+        assert all("redistribution" in each for each in inside), inside
+        return [after]
+
+    assert_on_ranks([["torch.Size([4, 4])"]] * 2, world.run(body))
