@@ -193,12 +193,26 @@ def test_shapes_of_products(world: World, kind: str) -> None:
 
 
 INFINITE, NAN = float("inf"), float("nan")
+
+
+def plus(x: torch.Tensor, number: float) -> torch.Tensor:
+    """Add a replicated tensor of one number."""
+    y = torch.full(x.shape, number, dtype=x.dtype, device=x.device)
+    return x + (distribute_tensor(y, x.device_mesh, [R]) if isinstance(x, DTensor) else y)
+
+
 PENDING: dict[str, dict[str, tuple[str, Operator, list[list[float]]]]] = {
     "infinite": {
         "infinite multiple": ("sum", lambda x: x * INFINITE, [[4.0, -2.0], [2.0, 4.0]]),
         "quotient by zero": ("sum", lambda x: x / 0.0, [[4.0, -2.0], [2.0, 4.0]]),
     },
+    "infinite-summand": {
+        "minimum less infinity": ("min", lambda x: plus(x, -INFINITE), [[INFINITE, 4.0], [4.0, 4.0]]),
+        "maximum plus infinity": ("max", lambda x: plus(x, INFINITE), [[-INFINITE, 4.0], [4.0, 4.0]]),
+    },
     "finite": {
+        "minimum plus a number": ("min", lambda x: plus(x, 2.0), [[INFINITE, 4.0], [4.0, 4.0]]),
+        "minimum plus infinity": ("min", lambda x: plus(x, INFINITE), [[INFINITE, 4.0], [4.0, 4.0]]),
         "multiple": ("sum", lambda x: x * 2.0, [[4.0, -2.0], [2.0, 4.0]]),
         "infinite multiple of the maximum": ("max", lambda x: x * INFINITE, [[4.0, -2.0], [2.0, 4.0]]),
     },
