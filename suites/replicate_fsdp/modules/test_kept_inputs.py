@@ -121,8 +121,9 @@ def test_freed(world: World, stack: str, then: str) -> None:
                     y, others = model(x, cache, seen=seen, more={"counts": [count]})
                 if then == "backward":
                     (y.sum() + others["double"].sum()).backward()
-                there = {n: weakref.ref(t) for n, t in zip("xcnsyo", (x, cache, count, seen, y, others["double"]))}
-                del x, cache, count, seen, y, others
-                assert [n for n, tensor in there.items() if tensor() is not None] == [], f"{option}, call {call}"
+                tensors = {"x": x, "cache": cache, "count": count, "seen": seen, "y": y, "double": others["double"]}
+                there = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
+                del x, cache, count, seen, y, others, tensors
+                assert [name for name, tensor in there.items() if tensor() is not None] == [], f"{option}, call {call}"
 
     world.run(body)

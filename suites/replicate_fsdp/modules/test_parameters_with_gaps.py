@@ -60,8 +60,7 @@ def test_trained(world: World, stack: str, layout: str) -> None:
         try:
             model = manage(module)
         except NotImplementedError as error:
-            assert "contiguous" in str(error)
-            return "refused"
+            return str(error).split(":")[0]
         optimizers = [torch.optim.SGD(each.parameters(), lr=0.25, momentum=0.5) for each in (model, plain)]
         for step in range(2):
             for each, optimizer, x in zip(
@@ -78,4 +77,5 @@ def test_trained(world: World, stack: str, layout: str) -> None:
         assert torch.equal(after[~mine], before[~mine])
         return "trained"
 
-    assert len(set(world.run(body))) == 1
+    (found,) = set(world.run(body))
+    assert found == "trained" or "contiguous" in found
