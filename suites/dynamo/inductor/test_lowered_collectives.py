@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,6 +68,35 @@ def test_results(world: World) -> None:
         for number, ((one, stride), result) in enumerate(zip(right, [*results, *given], strict=True)):
             assert_same(one, result + 0, f"tensor {number}")
             assert stride == result.stride(), f"tensor {number}"
+
+    world.run(body)
+
+
+STRIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
+    "broadcast": (lambda x: functional.broadcast(x, 0, dist.group.WORLD), 1),
+    "all_reduce": (lambda x: functional.all_reduce(x, "sum", dist.group.WORLD), 2),
+}
+"""Collectives whose result is a multiple of what all ranks give."""
+
+
+@requirement(
+    "DYN-PASS-9002",
+    "Inductor's code for a collective has the values of uncompiled code where ranks give tensors of other strides.",
+    source="torch/distributed/_functional_collectives.py: all_reduce, broadcast",
+)
+@pytest.mark.needs(features=["inductor"])
+@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.world(2, timeout=180)
+def test_strides_of_ranks(world: World, name: str) -> None:
+    """Give a sum that is transposed on rank 1 alone."""
+    collective, times = STRIDED[name]
+
+    def body(rank: Rank) -> None:
+        whole = torch.arange(24.0, device=rank.device).view(4, 6)
+        x = whole if rank.index == 0 else whole.t().contiguous().t()
+        with dynamo.cached_as(f"{name} {rank.index}"):
+            function, _ = dynamo.compiled(lambda x: collective(x + 3), backend="inductor")
+            assert_same((whole + 3) * times, function(x) + 0, name)
 
     world.run(body)
 
