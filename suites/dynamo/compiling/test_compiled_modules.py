@@ -287,7 +287,13 @@ def test_copies(world: World) -> None:
 )
 @pytest.mark.parametrize(
     ("stack", "way", "called"),
-    [("parallel", by_itself, True), ("parallel", by_function, False), ("replicated", by_function, True)],
+    [
+        ("parallel", by_itself, True),
+        ("parallel", by_function, False),
+        ("replicated", by_function, True),
+        ("replicated", by_itself, True),
+        ("replicated", by_itself, False),
+    ],
 )
 @pytest.mark.world(2)
 def test_copies_of_managed(world: World, stack: str, way: Callable[..., Any], called: bool) -> None:

@@ -397,10 +397,10 @@ def test_stances_within_stances(world: World, error: bool, way: str) -> None:
     "A stance object that is entered, be it again, holds in its block, and afterwards the stance before the block.",
     source=f"{SOURCE}: 'context manager'",
 )
-@pytest.mark.parametrize("around", STANCES_LEFT[:1])
+@pytest.mark.parametrize("around", STANCES_LEFT)
 @pytest.mark.world(2)
 def test_stances_made_before(world: World, around: Any) -> None:
-    """Make each object in the default stance and enter it twice; PyTorch puts back the stance in which it was made."""
+    """Make each object in the default stance, and enter it twice within each stance."""
 
     def body(rank: Rank) -> None:
         for stance in STANCES_LEFT:

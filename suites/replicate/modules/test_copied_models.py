@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.delayed import waited
@@ -92,13 +94,18 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda given: torch.optim.SGD(given, lr=0.5, momentum=0.5),
     "Adam": lambda given: torch.optim.Adam(given, lr=0.5),
     "AdamW": lambda given: torch.optim.AdamW(given, lr=0.5, amsgrad=True),
+    "ZeroRedundancyOptimizer": lambda given: ZeroRedundancyOptimizer(given, torch.optim.SGD, lr=0.5),
+    "PostLocalSGDOptimizer": lambda given: PostLocalSGDOptimizer(
+        torch.optim.SGD(given, lr=0.5), PeriodicModelAverager(2)
+    ),
 }
 
 
 @requirement(
     "DDP-COPY-9409",
     "Optimizers that are copied with their DDP modules take the steps of the copies, which keep no original alive.",
-    source=f"{SOURCE}; torch.optim.Optimizer: __getstate__, __setstate__; copy.deepcopy: memo",
+    source=f"{SOURCE}; torch.optim.Optimizer: __getstate__, __setstate__; copy.deepcopy: memo; "
+    "torch.distributed.optim: ZeroRedundancyOptimizer, PostLocalSGDOptimizer",
 )
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])

@@ -108,7 +108,8 @@ NESTS: dict[str, list[tuple[str, ...]]] = {
     ]
     for outer in KINDS
 }
-"""Blocks from the outside inwards: in a context_parallel, a loss_parallel ends with another context_parallel in it."""
+NESTS["loss_parallel in context_parallel"] = [("context_parallel", "loss_parallel", "context_parallel")]
+"""Blocks from the outside inwards."""
 
 
 @requirement(
