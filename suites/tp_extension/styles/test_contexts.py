@@ -525,7 +525,7 @@ MASKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "large numbers": lambda x: x.mul_(1e4),
 }
 """What is done to four rows of eight logits before their loss: masks, and numbers whose exponentials are too large."""
-LOSSES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
+LOSSES_OF_TARGETS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
     "none": lambda x, t, w: nn.functional.cross_entropy(x, t, reduction="none"),
     "mean": lambda x, t, w: nn.functional.cross_entropy(x, t),
     "weighted sum": lambda x, t, w: nn.functional.cross_entropy(x, t, weight=w, reduction="sum"),
@@ -549,7 +549,7 @@ def test_masked_logits(world: World, dtype: torch.dtype) -> None:
     def body(rank: Rank) -> list[str]:
         wrong = []
         weight = (numbers(8) % 3 + 1).to(rank.device, dtype)
-        for (name, mask), (kind, function) in itertools.product(MASKS.items(), LOSSES.items()):
+        for (name, mask), (kind, function) in itertools.product(MASKS.items(), LOSSES_OF_TARGETS.items()):
             logits = (numbers(4, 8) * 7 % 11 / 4).to(rank.device, dtype)
             mask(logits)
             targets = torch.tensor([0, 1, 2, 3] if name.startswith("the last") else [6, 5, 7, 4], device=rank.device)
