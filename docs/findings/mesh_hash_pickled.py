@@ -4,6 +4,7 @@
 # Run:  torchrun --standalone --nproc-per-node=2 mesh_hash_pickled.py
 # It exits with 1 where the defect is there.
 
+import os
 import sys
 from datetime import timedelta
 
@@ -11,7 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-# The hash has that of texts in it, which differ between processes unless PYTHONHASHSEED is set.
+SEED = str(1 + int(os.environ["RANK"]))
+if os.environ.get("PYTHONHASHSEED") != SEED:  # hashes of texts differ between processes, unless all have one seed
+    os.environ["PYTHONHASHSEED"] = SEED
+    os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606
+
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank = dist.get_rank()
 

@@ -221,7 +221,7 @@ KINDS: dict[str, dict[str, tuple[bool, bool]]] = {
 
 @requirement(
     "RFSDP-IN-9341",
-    "What a managed module puts into a list, dict or other object that it is given is there after its forward.",
+    "A list, dict or other object that a managed module is given has after its forward what the module put into it.",
     source="torch.distributed.fsdp.fully_shard: 'forward'; torch.distributed.fsdp.MixedPrecisionPolicy: "
     "cast_forward_inputs; huggingface/transformers#45663",
 )

@@ -74,7 +74,7 @@ STACKS = ("DDP", "replicate", "FSDP1", "FSDP2")
 
 @requirement(
     "RFSDP-KEPT-9457",
-    "What a managed module writes into tensors that it is called with, and that are not cast, is in the caller's.",
+    "Tensors that a managed module is called with, and that are not cast, have what the module writes into them.",
     source=SOURCE,
 )
 @pytest.mark.parametrize("stack", STACKS)

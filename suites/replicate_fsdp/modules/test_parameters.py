@@ -496,7 +496,7 @@ PLACES: dict[str, Callable[[Any, Any], Any]] = {
 )
 @requirement(
     "RFSDP-HOOK-9013",
-    "What forward hooks from before sharding return is cast to the output dtype, with gradients as without sharding.",
+    "Results of forward hooks from before sharding are cast to the output dtype, with gradients as without sharding.",
     source="torch.distributed.fsdp.fully_shard; MixedPrecisionPolicy: output_dtype; "
     "torch.nn.Module.register_forward_hook: 'The hook can modify the output'",
 )

@@ -20,8 +20,8 @@ MADE: dict[str, Callable[[DTensor], torch.Tensor]] = {
 
 @requirement(
     "TP-OWN-9460",
-    "What full_tensor() or redistribute() makes of several ranks' parts has memory of its own: a change of it, or of "
-    "the parts, does not change the other.",
+    "full_tensor() or redistribute() of several ranks' parts has memory of its own: a change of it, or of the parts, "
+    "does not change the other.",
     source="torch.distributed.tensor.DTensor: full_tensor, redistribute: 'returns a new DTensor'",
 )
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial(), Partial("max")], ids=str)

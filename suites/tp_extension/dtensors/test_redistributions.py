@@ -346,8 +346,8 @@ NEUTRAL = {"sum": -0.0, "max": -torch.inf, "min": torch.inf, "product": 1.0}
 
 @requirement(
     "TP-MOVE-9173",
-    "redistribute keeps infinities, elements that are no numbers and the signs of zeros, in values and in gradients, "
-    "whatever the operation that reduces them.",
+    "redistribute keeps infinities, elements that are no numbers and the signs of zeros, also in gradients, whatever "
+    "the operation that reduces them.",
     source=SOURCE,
 )
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_registered_anew(world: World, name: str) -> None:
 
 @requirement(
     "TP-RULE-9307",
-    "What is registered by register_sharding holds for the next call, also for one that repeats an earlier call.",
+    "A rule that register_sharding was given holds for the next call, also for one that repeats an earlier call.",
     source="torch.distributed.tensor.experimental.register_sharding: will override the default sharding strategy",
 )
 @pytest.mark.parametrize("earlier", ["no call", "another call", "the same call", "another function"])
