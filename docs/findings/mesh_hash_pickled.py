@@ -28,5 +28,6 @@ expected, observed = (True, "a value"), (box[0] == mesh, known.get(box[0]))
 print(f"rank {rank}: expected {expected}, observed {observed}", flush=True)
 bad = torch.tensor([float(observed != expected)])
 dist.all_reduce(bad)
+del known, box, mesh
 dist.destroy_process_group()
 sys.exit(bool(bad))
