@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from harness import Rank, World, assert_same, dyadic, requirement, spmd
 from harness.stacks import dynamo
-from harness.stacks.collectives import functional
 from harness.stacks.limit import runs_with
+from suites.dynamo.texts import check, summed
 
 SOURCE = "torch.compile"
 
@@ -29,16 +28,6 @@ class Backend(dynamo.GraphCounter):
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], **given: Any) -> Any:
         self.given = given
         return super().__call__(graph, inputs)
-
-
-def summed(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Sum over ranks, and multiply by the length of a text."""
-    return functional.all_reduce(x, "sum", dist.group.WORLD) * len(kind)
-
-
-def check(function: Any, x: torch.Tensor, length: int) -> None:
-    """Call with a text of some length."""
-    assert_same(summed(x, "a" * length) + 0, function(x, "a" * length) + 0, f"length {length}")
 
 
 @requirement(
