@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import operator
 import pickle
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
+from fixtures.copying import reloaded
 from harness import Rank, World, assert_same, requirement, spmd
 from harness.oracles.collectives import Case
 from harness.stacks.collectives import claimed_cases, functional, unwaited
@@ -157,19 +157,13 @@ def test_waits_when_it_is_saved(rank: Rank) -> None:
     group: Any = dist.group.WORLD
     mesh, found = rank.mesh(2), {}
 
-    def saved(value: Any) -> Any:
-        file = io.BytesIO()
-        torch.save(value, file)
-        file.seek(0)
-        return torch.load(file, weights_only=False)
-
     def whole(t: torch.Tensor) -> Any:
         return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
 
     ways: dict[str, Callable[[torch.Tensor], Any]] = {
         "pickle": lambda t: pickle.loads(pickle.dumps(t)),
-        "torch.save": saved,
-        "a DTensor": lambda t: saved(whole(t)).to_local(),
+        "torch.save": reloaded,
+        "a DTensor": lambda t: reloaded(whole(t)).to_local(),
     }
     for number, (name, way) in enumerate(ways.items()):
         given = torch.tensor([1.0, 2.0], device=rank.device) * (1 + rank.index * 10)

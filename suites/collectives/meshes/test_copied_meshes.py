@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +12,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from fixtures.copying import reloaded
 from harness import Rank, World, requirement
 from harness.stacks.collectives import concatenated, flattened, unflattened
 from suites.collectives.meshes.test_meshes import check
-
-
-def saved(given: Any) -> Any:
-    """Save an object, and load it again."""
-    file = io.BytesIO()
-    torch.save(given, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def placed(mesh: DeviceMesh) -> Any:
@@ -35,9 +27,9 @@ WAYS: dict[str, Callable[[DeviceMesh], DeviceMesh]] = {
     "copy": copy.copy,
     "deep copy": copy.deepcopy,
     "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh)),
-    "save": saved,
+    "save": reloaded,
     "deep copy of a DTensor": lambda mesh: copy.deepcopy(placed(mesh)).device_mesh,
-    "saved state": lambda mesh: saved({"w": placed(mesh)})["w"].device_mesh,
+    "saved state": lambda mesh: reloaded({"w": placed(mesh)})["w"].device_mesh,
 }
 """Ways to make another mesh of one, alone or in what has it."""
 SHAPES: dict[str, tuple[Callable[[DeviceMesh], DeviceMesh], tuple[str, ...]]] = {

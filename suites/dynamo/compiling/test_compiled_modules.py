@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import warnings
 import weakref
 from collections.abc import Callable
@@ -21,9 +20,11 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.copying import reloaded
 from fixtures.layers import layer, layers
 from harness import Rank, World, assert_on_ranks, assert_same, requirement
 from harness.stacks import dynamo, replicate
+from harness.stacks.training import whole
 
 WRAPPER = "torch/_dynamo/eval_frame.py: OptimizedModule"
 
@@ -196,15 +197,6 @@ def test_options(world: World) -> None:
     world.run(body)
 
 
-def _saved(model: nn.Module) -> nn.Module:
-    """Save a whole module, and load it."""
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
-
-
 class Averaging(nn.Linear):
     """A layer with a buffer and an attribute, in a forward that is not torch's own."""
 
@@ -219,7 +211,7 @@ class Averaging(nn.Linear):
         return result
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "saved": _saved}
+COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "saved": reloaded}
 
 
 @requirement(
@@ -309,9 +301,7 @@ def test_copies_of_managed(world: World, stack: str, way: Callable[..., Any], ca
             assert output.tolist() == (x * weight * 4 * weight).tolist(), what
             output.sum().backward()
             for parameter in model.parameters():
-                gradient = parameter.grad
-                gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-                assert gradient.tolist() == [[2 * weight * scale] * 2] * 2, what
+                assert whole(parameter.grad).tolist() == [[2 * weight * scale] * 2] * 2, what
 
         torch.compiler.reset()
         counter = dynamo.GraphCounter("eager")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fixtures.copying import reloaded
 from harness import Rank, World, requirement
 from suites.replicate.reducer.test_buckets import NEWER, SAYS, STEPS, needs, of, recorded, step
 
@@ -29,15 +29,7 @@ def layers(unused: bool) -> nn.Sequential:
     return model
 
 
-def saved(model: DistributedDataParallel) -> Any:
-    """Save a whole module, and load it."""
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES: list[Any] = [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved]
+COPIES: list[Any] = [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), reloaded]
 
 
 @requirement(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fixtures.copying import reloaded
 from fixtures.placements import part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
@@ -248,12 +249,7 @@ def test_alone(world: World) -> None:
                 assert (x.requires_grad, x.is_leaf, x.grad) == (grad, True, None), what
                 assert x.to_local().shape == local.shape, what
                 assert x.detach().placements == (layout,), what
-                file = io.BytesIO()
-                torch.save(x, file)
-                copies = [pickle.loads(pickle.dumps(x))]
-                for unsafe in False, True:
-                    file.seek(0)
-                    copies.append(torch.load(file, weights_only=not unsafe))
+                copies = [pickle.loads(pickle.dumps(x)), reloaded(x, weights_only=True), reloaded(x)]
                 if layout != Partial():  # PyTorch copies the sum of partial values
                     copies.append(copy.deepcopy(x))
                 for i, other in enumerate(copies):
@@ -331,10 +327,7 @@ def test_alone_on_two_dimensions(world: World) -> None:
             local, replicated = given.to_local().detach().clone(), all(p == Replicate() for p in placements)
             at = messages.mark()
             if rank.index == 1:
-                file = io.BytesIO()
-                torch.save({"state": [given]}, file)
-                file.seek(0)
-                (loaded,) = torch.load(file)["state"]
+                (loaded,) = reloaded({"state": [given]}, weights_only=True)["state"]
                 assert (loaded.placements, loaded.device_mesh) == (placements, mesh), what
                 assert loaded.device_mesh.mesh_dim_names == mesh.mesh_dim_names, what
                 assert_same(local, loaded.to_local().detach(), f"{what}: loaded")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
+from fixtures.copying import reloaded
 from harness import Rank, World, assert_on_ranks, assert_same, assert_same_all, dyadic, requirement
 from harness.stacks import tp_extension
 
@@ -66,14 +66,6 @@ def kept(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Copy the tensors of a state dict, unsharded."""
     whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in state.items()}
     return {name: value.detach().clone() for name, value in whole.items()}
-
-
-def through_a_file(state: Any) -> Any:
-    """Save a state by torch.save and load it by torch.load, which loads weights only."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def state_type(model: Any, kind: str, **options: Any) -> Any:
@@ -141,7 +133,7 @@ def test_loaded(world: World, kind: str, offload: bool) -> None:
         with state_type(model, kind, offload_to_cpu=offload):
             state = {name: value.clone() for name, value in model.state_dict().items()}
             assert not offload or {value.device.type for value in state.values()} == {"cpu"}
-            state = state if kind == "local" else through_a_file(state)
+            state = state if kind == "local" else reloaded(state, weights_only=True)
         train(model, optimizer, rank)
         with state_type(model, kind, offload_to_cpu=offload):
             model.load_state_dict(state)
@@ -227,7 +219,8 @@ def test_optimizer(world: World, kind: str, original: bool) -> None:
                             weight = weights[name]
                             assert at == ((weight.device_mesh, weight.placements) if key != "step" else None), name
                 fresh = made(model)
-                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, through_a_file(saved))
+                read = reloaded(saved, weights_only=True)
+                loaded = FullyShardedDataParallel.optim_state_dict_to_load(model, fresh, read)
                 fresh.load_state_dict(loaded)
             before, after = optimizer.state_dict(), fresh.state_dict()
             for one, other in zip(before["param_groups"], after["param_groups"], strict=True):

@@ -21,8 +21,6 @@ from harness import Rank, World, requirement
 from harness.stacks.limit import runs_with
 from harness.stacks.tp_extension import ExplicitRedistributionContext
 
-Block = Callable[[], AbstractContextManager[Any]]
-
 
 def works(call: Callable[[], Any]) -> bool:
     """Say whether a call raises no RuntimeError."""
@@ -43,14 +41,6 @@ class Blocks:
         self.targets: Any = distribute_tensor(torch.arange(4, device=rank.device), self.mesh, [Replicate()])
         self.sequences: list[torch.Tensor] = []  # of the blocks of context_parallel, from the outside inwards
         self.device = rank.device
-        self.kinds: dict[str, Block] = {
-            "implicit_replication": implicit_replication,
-            "ExplicitRedistributionContext": ExplicitRedistributionContext,
-            "no redistribution": lambda: ExplicitRedistributionContext(enable=False),
-            "loss_parallel": loss_parallel,
-            "context_parallel": self.shared,
-            "mesh": lambda: self.mesh,
-        }
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -68,11 +58,19 @@ class Blocks:
             nn.functional.cross_entropy(self.logits, self.targets)
         return not any("gather" in str(op) for op in counts.get_comm_counts())
 
+    def replicates(self) -> bool:
+        """Say whether a plain tensor beside a DTensor is taken for a replicated one."""
+        return works(lambda: self.rows + self.plain)
+
+    def refuses(self) -> bool:
+        """Say whether an operator that has to redistribute an input is refused."""
+        return not works(lambda: self.rows @ self.rows)
+
     def in_effect(self) -> list[Any]:
         """Say which kinds of blocks are in effect."""
         found = [
-            works(lambda: self.rows + self.plain),
-            not works(lambda: self.rows @ self.rows),
+            self.replicates(),
+            self.refuses(),
             self.loss_of_shards(),
             works(lambda: distribute_tensor(self.plain, src_data_rank=None)),
         ]
@@ -90,15 +88,15 @@ class Blocks:
         ]
 
 
-KINDS = [
-    "implicit_replication",
-    "ExplicitRedistributionContext",
-    "no redistribution",
-    "loss_parallel",
-    "context_parallel",
-    "mesh",
-]
-OTHERS = KINDS[0], KINDS[3]
+KINDS: dict[str, Callable[[Blocks], AbstractContextManager[Any]]] = {
+    "implicit_replication": lambda blocks: implicit_replication(),
+    "ExplicitRedistributionContext": lambda blocks: ExplicitRedistributionContext(),
+    "no redistribution": lambda blocks: ExplicitRedistributionContext(enable=False),
+    "loss_parallel": lambda blocks: loss_parallel(),
+    "context_parallel": lambda blocks: blocks.shared(),
+    "mesh": lambda blocks: blocks.mesh,
+}
+OTHERS = "implicit_replication", "loss_parallel"
 """Kinds with tests of their own of blocks within blocks of the same kind."""
 NESTS: dict[str, list[tuple[str, ...]]] = {
     outer: [
@@ -135,7 +133,7 @@ def test_blocks_of_kinds(world: World, outer: str) -> None:
             if names:
                 # an error leaves a loss_parallel in effect, and before 2.13 a context_parallel, too
                 error = "loss_parallel" not in names and (runs_with(">=2.13") or "context_parallel" not in names)
-                with pytest.raises(KeyError) if error else nullcontext(), blocks.kinds[names[0]]():
+                with pytest.raises(KeyError) if error else nullcontext(), KINDS[names[0]](blocks):
                     enter(names[1:], *entered, names[0])
                     if error:
                         raise KeyError
@@ -153,25 +151,20 @@ def test_blocks_of_kinds(world: World, outer: str) -> None:
     source="torch.distributed.tensor.experimental.implicit_replication; torch/distributed/tensor/_utils.py: "
     "ExplicitRedistributionContext: threading.local",
 )
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", [*KINDS][:3])
 @pytest.mark.world(2)
 def test_blocks_of_threads(world: World, kind: str) -> None:
     """Two threads enter and leave in both orders, by an error or without, twice."""
 
     def body(rank: Rank) -> None:
         blocks = Blocks(rank)
-        index = 0 if kind == "implicit_replication" else 1
-        right = blocks.expected([kind])[index]
-
-        def effect() -> bool:
-            if index == 0:
-                return works(lambda: blocks.rows + blocks.plain)
-            return not works(lambda: blocks.rows @ blocks.rows)
+        effect = blocks.replicates if kind == "implicit_replication" else blocks.refuses
+        right = kind != "no redistribution"
 
         with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
             run = {0: first, 1: second}
             for (one, other), error in itertools.product(((0, 1), (1, 0)), (None, KeyError)):
-                entered = [blocks.kinds[kind](), blocks.kinds[kind]()]
+                entered = [KINDS[kind](blocks) for _ in range(2)]
 
                 def leave(number: int, entered: Any = entered, error: Any = error) -> None:
                     with pytest.raises(error) if error else nullcontext():

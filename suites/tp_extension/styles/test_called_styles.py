@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 from fixtures.placements import part
 from fixtures.tensors import numbers
 from harness import Rank, World, assert_same, requirement
+from harness.stacks import training
 
 SOURCE = "torch.distributed.tensor.parallel"
 
@@ -187,8 +188,7 @@ def test_copies(world: World) -> None:
                 expected.sum().backward()
                 found.sum().backward()
                 for (key, one), other in zip(right.named_parameters(), module.parameters(), strict=True):
-                    gradient = other.grad.full_tensor() if isinstance(other.grad, DTensor) else other.grad
-                    assert_same(one.grad, gradient, f"{what}: {key}")
+                    assert_same(one.grad, training.whole(other.grad), f"{what}: {key}")
 
             modules = [apply(copy.deepcopy(plain), mesh)]
             modules += [copy.deepcopy(modules[0])]

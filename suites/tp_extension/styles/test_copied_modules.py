@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from fixtures.copying import reloaded
 from fixtures.operators import floats
 from harness import Rank, World, assert_same, requirement
 
@@ -74,18 +74,11 @@ def test_copied_with_optimizers(world: World, kind: str) -> None:
     world.run(body)
 
 
-def _saved(given: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(given, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": lambda given: [copy.copy(given[0])] * 2,
     "deepcopy": copy.deepcopy,
     "pickle": lambda given: pickle.loads(pickle.dumps(given)),
-    "save": _saved,
+    "save": reloaded,
 }
 
 
